@@ -1,0 +1,184 @@
+//! What every source yields: chunks of committed outbox rows.
+//!
+//! A chunk holds what one read of the log gave: several small commits, one commit, or a piece of a huge one. All of
+//! its rows lie in two buffers and one list of fields, so that a row costs no allocation:
+//!
+//! ```text
+//!   raw       bytes of the log as they came            ◀─┐ spans
+//!   rendered  values the source had to write anew      ◀─┤ (a binary uuid as text, say)
+//!   fields    [ e0.f0  e0.f1  e0.f2 | e1.f0  e1.f1 … ] ──┘ one per column of the projection
+//!   events    [ e0, e1, … ]  commits [ c0, … ]  end
+//! ```
+
+use bytes::Bytes;
+
+use crate::position::{Lsn, Position};
+
+/// Microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Micros(pub i64);
+
+impl Micros {
+    pub fn now() -> Self {
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
+    }
+
+    pub fn as_millis(self) -> i64 {
+        self.0.div_euclid(1000)
+    }
+
+    /// Seconds from this moment to `later`; a clock that differs from the database's never makes it negative.
+    pub fn seconds_until(self, later: Micros) -> f64 {
+        (later.0.saturating_sub(self.0)).max(0) as f64 / 1e6
+    }
+}
+
+/// One column's value in a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    Null,
+    /// The table has no such column.
+    Absent,
+    Raw {
+        start: u32,
+        len: u32,
+    },
+    Rendered {
+        start: u32,
+        len: u32,
+    },
+}
+
+/// Names a commit in messages and dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommitId {
+    Postgres(Lsn),
+    /// A row that was in the table before the log was entered.
+    Snapshot,
+}
+
+impl std::fmt::Display for CommitId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CommitId::Postgres(lsn) => lsn.fmt(f),
+            CommitId::Snapshot => f.write_str("snapshot"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Commit {
+    pub id: CommitId,
+    pub committed_at: Micros,
+}
+
+/// One outbox row. Its fields are read through its chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct OutboxEvent {
+    /// Which of the pipeline's tables (or message prefixes) it came from.
+    pub table: u32,
+    first_field: u32,
+    commit: u32,
+}
+
+/// The last commit that is whole in a chunk.
+#[derive(Clone, Debug)]
+pub struct CommitEnd {
+    pub position: Position,
+    pub committed_at: Micros,
+}
+
+#[derive(Default)]
+pub struct Chunk {
+    raw: Bytes,
+    rendered: Vec<u8>,
+    fields: Vec<Field>,
+    width: usize,
+    events: Vec<OutboxEvent>,
+    commits: Vec<Commit>,
+    /// How many commits end in this chunk.
+    pub transactions: u32,
+    pub end: Option<CommitEnd>,
+}
+
+impl Chunk {
+    /// Empties the chunk for rows of `width` fields, keeping its memory.
+    pub fn reset(&mut self, width: usize) {
+        self.raw = Bytes::new();
+        self.rendered.clear();
+        self.fields.clear();
+        self.width = width;
+        self.events.clear();
+        self.commits.clear();
+        self.transactions = 0;
+        self.end = None;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.end.is_none()
+    }
+
+    pub fn events(&self) -> &[OutboxEvent] {
+        &self.events
+    }
+
+    pub fn commit(&self, event: &OutboxEvent) -> Commit {
+        self.commits[event.commit as usize]
+    }
+
+    /// The bytes this chunk keeps in flight, near enough to bound memory by.
+    pub fn weight(&self) -> usize {
+        let held = |field: &Field| match *field {
+            Field::Raw { len, .. } | Field::Rendered { len, .. } => len as usize,
+            Field::Null | Field::Absent => 0,
+        };
+        self.fields.iter().map(held).sum()
+    }
+
+    /// The field's bytes; `None` when it is null or the table has no such column.
+    pub fn field(&self, event: &OutboxEvent, slot: usize) -> Option<&[u8]> {
+        match self.fields[event.first_field as usize + slot] {
+            Field::Null | Field::Absent => None,
+            Field::Raw { start, len } => Some(&self.raw[start as usize..(start + len) as usize]),
+            Field::Rendered { start, len } => Some(&self.rendered[start as usize..(start + len) as usize]),
+        }
+    }
+
+    /// Whether the event's table has the column at all.
+    pub fn has_column(&self, event: &OutboxEvent, slot: usize) -> bool {
+        self.fields[event.first_field as usize + slot] != Field::Absent
+    }
+
+    pub fn begin_commit(&mut self, commit: Commit) {
+        self.commits.push(commit);
+    }
+
+    /// Opens the next event of the latest commit; every field starts out absent.
+    pub fn push_event(&mut self, table: u32) {
+        let first_field = self.fields.len() as u32;
+        self.fields.resize(self.fields.len() + self.width, Field::Absent);
+        let commit = (self.commits.len() - 1) as u32;
+        self.events.push(OutboxEvent { table, first_field, commit });
+    }
+
+    /// Sets a field of the newest event.
+    pub fn set_field(&mut self, slot: usize, field: Field) {
+        let row = self.fields.len() - self.width;
+        self.fields[row + slot] = field;
+    }
+
+    /// Appends what `write` renders and makes it the newest event's field.
+    pub fn render_field(&mut self, slot: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.rendered.len();
+        write(&mut self.rendered);
+        let len = (self.rendered.len() - start) as u32;
+        self.set_field(slot, Field::Rendered { start: start as u32, len });
+    }
+
+    /// Gives the chunk the log bytes its raw fields point into.
+    pub fn attach_raw(&mut self, raw: Bytes) {
+        self.raw = raw;
+    }
+}

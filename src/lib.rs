@@ -1,0 +1,2 @@
+pub mod failure;
+pub mod position;
