@@ -34,6 +34,48 @@ impl Micros {
     }
 }
 
+/// How a column is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Want {
+    /// As the server prints it; a binary column as its bytes.
+    Text,
+    /// A moment, as eight big-endian bytes of [`Micros`].
+    Time,
+}
+
+/// The columns that routing needs of every row, in the order of a row's fields.
+#[derive(Clone, Debug, Default)]
+pub struct Projection {
+    columns: Vec<(String, Want)>,
+    required: Vec<bool>,
+}
+
+impl Projection {
+    /// The slot of a column, added when it is new.
+    pub fn slot(&mut self, column: &str, want: Want, required: bool) -> usize {
+        if let Some(slot) = self.columns.iter().position(|(name, kind)| name == column && *kind == want) {
+            self.required[slot] |= required;
+            return slot;
+        }
+        self.columns.push((column.to_owned(), want));
+        self.required.push(required);
+        self.columns.len() - 1
+    }
+
+    pub fn width(&self) -> usize {
+        self.columns.len()
+    }
+
+    pub fn columns(&self) -> impl Iterator<Item = (usize, &str, Want)> {
+        self.columns.iter().enumerate().map(|(slot, (name, want))| (slot, name.as_str(), *want))
+    }
+
+    /// Columns that a table must have.
+    pub fn required(&self) -> impl Iterator<Item = &str> {
+        self.columns.iter().zip(&self.required).filter(|(_, required)| **required).map(|((name, _), _)| name.as_str())
+    }
+}
+
 /// One column's value in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {

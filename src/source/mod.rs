@@ -40,11 +40,13 @@ impl SourceFailure {
     }
 }
 
+#[cfg(any())]
 /// The reading half. `next` fills the chunk it is given; it may be cancelled without losing what it read.
 pub enum Reader {
     Postgres(Box<postgres::Reader>),
 }
 
+#[cfg(any())]
 impl Reader {
     pub async fn next(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
         match self {
@@ -53,11 +55,13 @@ impl Reader {
     }
 }
 
+#[cfg(any())]
 /// The confirming half; never blocks.
 pub enum Confirmer {
     Postgres(postgres::Confirmer),
 }
 
+#[cfg(any())]
 impl Confirmer {
     pub fn confirm(&self, upto: &Position) {
         match self {

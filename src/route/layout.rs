@@ -1,0 +1,98 @@
+//! Outbox layouts as data: which column plays which role, and how a row becomes a record.
+
+/// What a column is to a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    Id,
+    Key,
+    Topic,
+    Type,
+    Payload,
+    /// A JSON object whose members become headers.
+    Headers,
+    Timestamp,
+    Version,
+    /// The partition to write to, instead of the one the key hashes to.
+    Partition,
+}
+
+impl Role {
+    pub const ALL: [(&'static str, Role); 9] = [
+        ("id", Role::Id),
+        ("key", Role::Key),
+        ("topic", Role::Topic),
+        ("type", Role::Type),
+        ("payload", Role::Payload),
+        ("headers", Role::Headers),
+        ("timestamp", Role::Timestamp),
+        ("version", Role::Version),
+        ("partition", Role::Partition),
+    ];
+
+    pub fn named(name: &str) -> Option<Role> {
+        Role::ALL.iter().find(|(known, _)| *known == name).map(|(_, role)| *role)
+    }
+}
+
+/// Whether a table may do without the column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Required,
+    Optional,
+}
+
+/// One outbox table layout.
+#[derive(Debug)]
+pub struct Layout {
+    pub name: &'static str,
+    /// The tables it reads unless others are named.
+    pub tables: &'static [&'static str],
+    pub columns: &'static [(Role, &'static str, Need)],
+    /// Template of the topic; roles and columns in braces.
+    pub topic: &'static str,
+    /// Headers of every record, from roles; a null value or an absent column gives none.
+    pub headers: &'static [(&'static str, Role)],
+}
+
+use Need::{Optional, Required};
+
+pub const LAYOUTS: &[Layout] = &[
+    Layout {
+        name: "native",
+        tables: &["outbox"],
+        columns: &[
+            (Role::Id, "id", Required),
+            (Role::Key, "partition_key", Required),
+            (Role::Payload, "payload", Required),
+            (Role::Topic, "topic", Optional),
+            (Role::Type, "event_type", Optional),
+            (Role::Headers, "headers", Optional),
+            (Role::Timestamp, "created_at", Optional),
+        ],
+        topic: "{topic}",
+        headers: &[("id", Role::Id), ("event_type", Role::Type)],
+    },
+    Layout {
+        name: "debezium",
+        tables: &["outboxevent"],
+        columns: &[
+            (Role::Id, "id", Required),
+            (Role::Key, "aggregateid", Required),
+            (Role::Topic, "aggregatetype", Required),
+            (Role::Type, "type", Optional),
+            (Role::Payload, "payload", Required),
+        ],
+        topic: "outbox.event.{topic}",
+        headers: &[("id", Role::Id)],
+    },
+];
+
+impl Layout {
+    pub fn named(name: &str) -> Option<&'static Layout> {
+        LAYOUTS.iter().find(|layout| layout.name == name)
+    }
+
+    pub fn column(&self, role: Role) -> Option<(&'static str, Need)> {
+        self.columns.iter().find(|(known, ..)| *known == role).map(|(_, column, need)| (*column, *need))
+    }
+}

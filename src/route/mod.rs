@@ -1,0 +1,408 @@
+//! Event → record: topic, key, value, headers, partition and timestamp, as the layout and the user's overrides say.
+//!
+//! A [`Plan`] is compiled once; it lists the columns it needs as a [`Projection`], so that sources decode nothing
+//! else, and routing an event is a walk over slots without a look-up by name.
+
+pub mod layout;
+pub mod template;
+
+use thiserror::Error;
+
+use crate::event::{Chunk, OutboxEvent, Projection, Want};
+use layout::{Layout, Need, Role};
+use template::Part;
+
+/// Longest name a Kafka topic can have.
+const MAX_TOPIC: usize = 249;
+
+/// What the user says about routing.
+#[derive(Clone, Debug, Default)]
+pub struct RouteOptions {
+    pub layout: String,
+    /// `ROLE=COLUMN`, or `ROLE=/pointer` into a JSON payload.
+    pub columns: Vec<(String, String)>,
+    /// `NAME=COLUMN`: further headers.
+    pub headers: Vec<(String, String)>,
+    pub topic: Option<String>,
+    /// A null or blank payload becomes a tombstone; otherwise a null payload is delivered as the JSON text `null`.
+    pub tombstone: bool,
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PlanError {
+    #[error("there is no layout `{0}`; there are: {known}", known = known_layouts())]
+    UnknownLayout(String),
+    #[error("`{0}` is no role of a column; there are: {known}", known = known_roles())]
+    UnknownRole(String),
+    #[error("the payload itself cannot be a pointer into the payload")]
+    PayloadPointer,
+    #[error("topic template: {0}")]
+    Template(#[from] template::TemplateError),
+    #[error("the topic `{0}` is not a name Kafka takes: 1 to 249 letters, digits, dots, dashes and underscores")]
+    TopicName(String),
+}
+
+fn known_layouts() -> String {
+    layout::LAYOUTS.iter().map(|layout| layout.name).collect::<Vec<_>>().join(", ")
+}
+
+fn known_roles() -> String {
+    Role::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+enum Origin {
+    Slot(usize),
+    /// A JSON pointer into the payload.
+    Pointer(String),
+}
+
+#[derive(Debug)]
+enum TopicPart {
+    Text(String),
+    Value { name: String, origin: Origin },
+}
+
+/// A compiled routing plan.
+#[derive(Debug)]
+pub struct Plan {
+    projection: Projection,
+    topic: Vec<TopicPart>,
+    key: Option<Origin>,
+    payload: usize,
+    timestamp: Option<usize>,
+    partition: Option<Origin>,
+    headers: Vec<(String, Origin)>,
+    spread: Option<Origin>,
+    tombstone: bool,
+}
+
+impl Plan {
+    pub fn compile(options: &RouteOptions) -> Result<Plan, PlanError> {
+        let layout = Layout::named(&options.layout).ok_or_else(|| PlanError::UnknownLayout(options.layout.clone()))?;
+        for (role, _) in &options.columns {
+            Role::named(role).ok_or_else(|| PlanError::UnknownRole(role.clone()))?;
+        }
+        let mut projection = Projection::default();
+        let column_of = |role: Role| -> Option<(&str, Need)> {
+            let chosen = options.columns.iter().rev().find(|(name, _)| Role::named(name) == Some(role));
+            match chosen {
+                Some((_, column)) => Some((column.as_str(), Need::Required)),
+                None => layout.column(role),
+            }
+        };
+        let origin = |projection: &mut Projection, column: &str, need: Need| match column.starts_with('/') {
+            true => Origin::Pointer(column.to_owned()),
+            false => Origin::Slot(projection.slot(column, Want::Text, need == Need::Required)),
+        };
+        let origin_of = |projection: &mut Projection, role: Role| -> Option<Origin> {
+            column_of(role).map(|(column, need)| origin(projection, column, need))
+        };
+
+        let payload = match origin_of(&mut projection, Role::Payload) {
+            Some(Origin::Slot(slot)) => slot,
+            _ => return Err(PlanError::PayloadPointer),
+        };
+        let key = origin_of(&mut projection, Role::Key);
+        let partition = origin_of(&mut projection, Role::Partition);
+        let spread = origin_of(&mut projection, Role::Headers);
+        let mut headers = Vec::new();
+        for (name, role) in layout.headers {
+            if let Some(origin) = origin_of(&mut projection, *role) {
+                headers.push(((*name).to_owned(), origin));
+            }
+        }
+        if let Some(origin) = origin_of(&mut projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version)) {
+            headers.push(("version".to_owned(), origin));
+        }
+
+        let written = template::parse(options.topic.as_deref().unwrap_or(layout.topic))?;
+        let mut topic = Vec::new();
+        for part in written {
+            topic.push(match part {
+                Part::Text(text) => TopicPart::Text(text),
+                Part::Name(name) => {
+                    let by_role = Role::named(&name).and_then(|role| origin_of(&mut projection, role));
+                    let origin = by_role.unwrap_or_else(|| origin(&mut projection, &name, Need::Required));
+                    TopicPart::Value { name, origin }
+                }
+            });
+        }
+        if let [TopicPart::Text(name)] = topic.as_slice() {
+            check_topic(name).map_err(|_| PlanError::TopicName(name.clone()))?;
+        }
+        for (name, column) in &options.headers {
+            headers.push((name.clone(), origin(&mut projection, column, Need::Required)));
+        }
+        let timestamp = column_of(Role::Timestamp)
+            .map(|(column, need)| projection.slot(column, Want::Time, need == Need::Required));
+        Ok(Plan {
+            projection,
+            topic,
+            key,
+            payload,
+            timestamp,
+            partition,
+            headers,
+            spread,
+            tombstone: options.tombstone,
+        })
+    }
+
+    pub fn projection(&self) -> &Projection {
+        &self.projection
+    }
+
+    /// The topic, when it is the same for every event.
+    pub fn fixed_topic(&self) -> Option<&str> {
+        match self.topic.as_slice() {
+            [TopicPart::Text(name)] => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// A name that Kafka will not take.
+fn check_topic(topic: &str) -> Result<(), ()> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let good = !topic.is_empty() && topic.len() <= MAX_TOPIC && topic != "." && topic != ".." && topic.bytes().all(legal);
+    if good { Ok(()) } else { Err(()) }
+}
+
+/// Why one event cannot become a record.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Unroutable {
+    #[error("its topic is null: `{0}` has no value")]
+    NullTopic(String),
+    #[error("its topic `{0}` is not a name Kafka takes")]
+    BadTopic(String),
+    #[error("its `{0}` is not UTF-8")]
+    NotUtf8(&'static str),
+    #[error("its headers are not a JSON object: {0}")]
+    BadHeaders(String),
+    #[error("its payload is not JSON, so `{0}` points nowhere: {1}")]
+    NotJson(String, String),
+    #[error("its partition `{0}` is not a number from 0 to 2147483647")]
+    BadPartition(String),
+}
+
+/// A record's headers, in one buffer.
+#[derive(Debug, Default)]
+pub struct Headers {
+    bytes: Vec<u8>,
+    /// Ends of the name and of the value; `None` is a null value.
+    ends: Vec<(u32, Option<u32>)>,
+}
+
+impl Headers {
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The bytes of all names and values.
+    pub fn weight(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn push(&mut self, name: &str, value: Option<&[u8]>) {
+        self.bytes.extend_from_slice(name.as_bytes());
+        let name_end = self.bytes.len() as u32;
+        let value_end = value.map(|value| {
+            self.bytes.extend_from_slice(value);
+            self.bytes.len() as u32
+        });
+        self.ends.push((name_end, value_end));
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        let mut start = 0;
+        self.ends.iter().map(move |(name_end, value_end)| {
+            let name = &self.bytes[start..*name_end as usize];
+            let value = value_end.map(|end| &self.bytes[*name_end as usize..end as usize]);
+            start = value_end.unwrap_or(*name_end) as usize;
+            // Names are pushed as `&str`.
+            (std::str::from_utf8(name).unwrap_or_default(), value)
+        })
+    }
+}
+
+/// What goes to the sink; borrowed, valid until the next event is routed.
+#[derive(Debug)]
+pub struct Record<'a> {
+    pub topic: &'a str,
+    pub partition: Option<i32>,
+    pub key: Option<&'a [u8]>,
+    /// `None` is a tombstone.
+    pub value: Option<&'a [u8]>,
+    pub headers: &'a Headers,
+    pub timestamp_millis: i64,
+}
+
+/// Applies a plan; keeps the buffers that records borrow.
+pub struct Router {
+    plan: Plan,
+    topic: String,
+    headers: Headers,
+    key: Vec<u8>,
+}
+
+impl Router {
+    pub fn new(plan: Plan) -> Self {
+        Router { plan, topic: String::new(), headers: Headers::default(), key: Vec::new() }
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub fn route<'a>(&'a mut self, chunk: &'a Chunk, event: &OutboxEvent) -> Result<Record<'a>, Unroutable> {
+        let plan = &self.plan;
+        let payload = chunk.field(event, plan.payload);
+        let mut pointers = PayloadPointers { payload, parsed: None };
+
+        self.topic.clear();
+        for part in &plan.topic {
+            match part {
+                TopicPart::Text(text) => self.topic.push_str(text),
+                TopicPart::Value { name, origin } => {
+                    let value = match origin {
+                        Origin::Slot(slot) => chunk.field(event, *slot),
+                        Origin::Pointer(pointer) => pointers.find(pointer, &mut self.key)?,
+                    };
+                    let value = value.ok_or_else(|| Unroutable::NullTopic(name.clone()))?;
+                    self.topic.push_str(std::str::from_utf8(value).map_err(|_| Unroutable::NotUtf8("topic"))?);
+                }
+            }
+        }
+        check_topic(&self.topic).map_err(|()| Unroutable::BadTopic(self.topic.clone()))?;
+
+        self.headers.clear();
+        for (name, origin) in &plan.headers {
+            let value = match origin {
+                Origin::Slot(slot) => chunk.field(event, *slot),
+                Origin::Pointer(pointer) => pointers.find(pointer, &mut self.key)?,
+            };
+            if let Some(value) = value {
+                self.headers.push(name, Some(value));
+            }
+        }
+        match &plan.spread {
+            Some(Origin::Slot(slot)) => {
+                if let Some(json) = chunk.field(event, *slot) {
+                    spread_headers(json, &mut self.headers)?;
+                }
+            }
+            Some(Origin::Pointer(pointer)) => {
+                if let Some(json) = pointers.find(pointer, &mut self.key)? {
+                    spread_headers(json, &mut self.headers)?;
+                }
+            }
+            None => {}
+        }
+
+        let partition = match &plan.partition {
+            Some(Origin::Slot(slot)) => chunk.field(event, *slot).map(parse_partition).transpose()?,
+            Some(Origin::Pointer(pointer)) => {
+                pointers.find(pointer, &mut self.key)?.map(parse_partition).transpose()?
+            }
+            None => None,
+        };
+        let timestamp_millis = plan
+            .timestamp
+            .and_then(|slot| chunk.field(event, slot))
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(chunk.commit(event).committed_at, |bytes| crate::event::Micros(i64::from_be_bytes(bytes)))
+            .as_millis();
+        // Last, because the key may lie in the buffer that pointers write to.
+        let key = match &plan.key {
+            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
+            Some(Origin::Pointer(pointer)) => pointers.find(pointer, &mut self.key)?,
+            None => None,
+        };
+        let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());
+        let value = if plan.tombstone && blank() { None } else { Some(payload.unwrap_or(b"null")) };
+        Ok(Record { topic: &self.topic, partition, key, value, headers: &self.headers, timestamp_millis })
+    }
+}
+
+fn parse_partition(text: &[u8]) -> Result<i32, Unroutable> {
+    let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).filter(|number| *number >= 0);
+    parsed.ok_or_else(|| Unroutable::BadPartition(String::from_utf8_lossy(text).into_owned()))
+}
+
+/// The payload as JSON, parsed when the first pointer asks for it.
+struct PayloadPointers<'a> {
+    payload: Option<&'a [u8]>,
+    parsed: Option<serde_json::Value>,
+}
+
+impl PayloadPointers<'_> {
+    /// A string's text, or any other value as JSON; `None` when it is null or not there.
+    fn find<'b>(&mut self, pointer: &str, buffer: &'b mut Vec<u8>) -> Result<Option<&'b [u8]>, Unroutable> {
+        if self.parsed.is_none() {
+            let Some(payload) = self.payload else { return Ok(None) };
+            let parsed = serde_json::from_slice(payload)
+                .map_err(|error| Unroutable::NotJson(pointer.to_owned(), error.to_string()))?;
+            self.parsed = Some(parsed);
+        }
+        buffer.clear();
+        match self.parsed.as_ref().and_then(|json| json.pointer(pointer)) {
+            None | Some(serde_json::Value::Null) => return Ok(None),
+            Some(serde_json::Value::String(text)) => buffer.extend_from_slice(text.as_bytes()),
+            Some(other) => buffer.extend_from_slice(other.to_string().as_bytes()),
+        }
+        Ok(Some(buffer))
+    }
+}
+
+/// Each member of a JSON object becomes a header: a string as its text, null as a null, the rest as JSON.
+fn spread_headers(json: &[u8], headers: &mut Headers) -> Result<(), Unroutable> {
+    struct Spread<'h>(&'h mut Headers);
+
+    impl<'de> serde::de::Visitor<'de> for Spread<'_> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a JSON object")
+        }
+
+        /// The JSON value null: no headers.
+        fn visit_unit<E>(self) -> Result<(), E> {
+            Ok(())
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+            use std::borrow::Cow;
+            while let Some((name, value)) = members.next_entry::<Cow<'de, str>, &'de serde_json::value::RawValue>()? {
+                let text = value.get();
+                if text == "null" {
+                    self.0.push(&name, None);
+                } else if text.starts_with('"') {
+                    let text: Cow<'_, str> = serde_json::from_str(text).map_err(serde::de::Error::custom)?;
+                    self.0.push(&name, Some(text.as_bytes()));
+                } else {
+                    self.0.push(&name, Some(text.as_bytes()));
+                }
+            }
+            Ok(())
+        }
+    }
+
+    let bad = |error: serde_json::Error| Unroutable::BadHeaders(error.to_string());
+    let mut input = serde_json::Deserializer::from_slice(json);
+    serde::Deserializer::deserialize_any(&mut input, Spread(headers)).map_err(bad)?;
+    input.end().map_err(bad)
+}
+
+#[cfg(test)]
+mod tests;
