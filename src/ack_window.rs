@@ -50,6 +50,15 @@ struct Ring {
     ends: VecDeque<Option<CommitEnd>>,
 }
 
+/// What has finished since the last look.
+#[derive(Debug, Default)]
+pub struct Advanced {
+    /// The last commit that is finished, with everything before it.
+    pub end: Option<CommitEnd>,
+    pub events: usize,
+    pub bytes: usize,
+}
+
 pub struct AckWindow {
     limits: Limits,
     slots: Box<[Slot]>,
@@ -159,30 +168,38 @@ impl AckWindow {
         }
     }
 
-    /// Waits for, and returns, the next higher end of contiguously finished chunks. For one task only; may be cancelled.
-    pub async fn watermark(&self) -> CommitEnd {
+    /// Waits until chunks have finished contiguously, and returns what they were. For one task only; may be cancelled.
+    pub async fn watermark(&self) -> Advanced {
         loop {
-            if let Some(end) = self.advance() {
-                return end;
+            if let Some(advanced) = self.advance() {
+                return advanced;
             }
             self.progress.notified().await;
         }
     }
 
-    /// Moves past every finished chunk at the head; the last commit end met, if any.
-    pub fn advance(&self) -> Option<CommitEnd> {
-        let mut latest = None;
+    /// Moves past every finished chunk at the head.
+    pub fn advance(&self) -> Option<Advanced> {
+        let mut advanced = None;
         let mut ring = self.ring();
-        while !ring.ends.is_empty() && self.slots[ring.head % SLOTS].pending.load(Ordering::Acquire) == 0 {
+        while !ring.ends.is_empty() {
+            let slot = &self.slots[ring.head % SLOTS];
+            if slot.pending.load(Ordering::Acquire) != 0 {
+                break;
+            }
+            let sum: &mut Advanced = advanced.get_or_insert_default();
+            sum.events += slot.events.load(Ordering::Relaxed);
+            sum.bytes += slot.bytes.load(Ordering::Relaxed);
             ring.head += 1;
             if let Some(end) = ring.ends.pop_front().flatten() {
-                latest = Some(end);
+                sum.end = Some(end);
             }
         }
-        drop(ring);
-        // Freed slots make room as well as freed bytes.
-        self.room.notify_one();
-        latest
+        if advanced.is_some() {
+            // Freed slots make room as well as freed bytes.
+            self.room.notify_one();
+        }
+        advanced
     }
 
     /// Events admitted and not yet acknowledged.
@@ -216,8 +233,8 @@ mod tests {
         Some(CommitEnd { position: Position::Postgres(Lsn(lsn)), committed_at: Micros(0) })
     }
 
-    fn lsn(end: Option<CommitEnd>) -> Option<u64> {
-        end.map(|end| end.position.as_gauge())
+    fn lsn(advanced: Option<Advanced>) -> Option<u64> {
+        advanced.and_then(|advanced| advanced.end).map(|end| end.position.as_gauge())
     }
 
     #[test]

@@ -123,6 +123,15 @@ pub struct OutboxEvent {
     pub table: u32,
     first_field: u32,
     commit: u32,
+    defective: bool,
+}
+
+/// Why an event could not be decoded, and what there was of it.
+#[derive(Debug)]
+struct Defect {
+    first_field: u32,
+    why: String,
+    content: Field,
 }
 
 /// The last commit that is whole in a chunk.
@@ -140,6 +149,7 @@ pub struct Chunk {
     width: usize,
     events: Vec<OutboxEvent>,
     commits: Vec<Commit>,
+    defects: Vec<Defect>,
     /// How many commits end in this chunk.
     pub transactions: u32,
     pub end: Option<CommitEnd>,
@@ -154,6 +164,7 @@ impl Chunk {
         self.width = width;
         self.events.clear();
         self.commits.clear();
+        self.defects.clear();
         self.transactions = 0;
         self.end = None;
     }
@@ -181,16 +192,32 @@ impl Chunk {
 
     /// The field's bytes; `None` when it is null or the table has no such column.
     pub fn field(&self, event: &OutboxEvent, slot: usize) -> Option<&[u8]> {
-        match self.fields[event.first_field as usize + slot] {
+        self.bytes(self.fields[event.first_field as usize + slot])
+    }
+
+    fn bytes(&self, field: Field) -> Option<&[u8]> {
+        match field {
             Field::Null | Field::Absent => None,
             Field::Raw { start, len } => Some(&self.raw[start as usize..(start + len) as usize]),
             Field::Rendered { start, len } => Some(&self.rendered[start as usize..(start + len) as usize]),
         }
     }
 
-    /// Whether the event's table has the column at all.
-    pub fn has_column(&self, event: &OutboxEvent, slot: usize) -> bool {
-        self.fields[event.first_field as usize + slot] != Field::Absent
+    /// Why the event could not be decoded, and what there was of it; `None` for a sound one.
+    pub fn defect(&self, event: &OutboxEvent) -> Option<(&str, Option<&[u8]>)> {
+        if !event.defective {
+            return None;
+        }
+        let defect = self.defects.iter().find(|defect| defect.first_field == event.first_field)?;
+        Some((&defect.why, self.bytes(defect.content)))
+    }
+
+    /// Says that the newest event cannot be decoded; it is never skipped, but parked or a reason to halt.
+    pub fn mark_defective(&mut self, why: String, content: Field) {
+        if let Some(event) = self.events.last_mut() {
+            event.defective = true;
+            self.defects.push(Defect { first_field: event.first_field, why, content });
+        }
     }
 
     pub fn begin_commit(&mut self, commit: Commit) {
@@ -202,7 +229,7 @@ impl Chunk {
         let first_field = self.fields.len() as u32;
         self.fields.resize(self.fields.len() + self.width, Field::Absent);
         let commit = (self.commits.len() - 1) as u32;
-        self.events.push(OutboxEvent { table, first_field, commit });
+        self.events.push(OutboxEvent { table, first_field, commit, defective: false });
     }
 
     /// Sets a field of the newest event.

@@ -3,30 +3,19 @@
 //! A [`Plan`] is compiled once; it lists the columns it needs as a [`Projection`], so that sources decode nothing
 //! else, and routing an event is a walk over slots without a look-up by name.
 
+mod dead_letter;
 pub mod layout;
 pub mod template;
 
 use thiserror::Error;
 
+use crate::config::RouteSettings;
 use crate::event::{Chunk, OutboxEvent, Projection, Want};
 use layout::{Layout, Need, Role};
 use template::Part;
 
 /// Longest name a Kafka topic can have.
 const MAX_TOPIC: usize = 249;
-
-/// What the user says about routing.
-#[derive(Clone, Debug, Default)]
-pub struct RouteOptions {
-    pub layout: String,
-    /// `ROLE=COLUMN`, or `ROLE=/pointer` into a JSON payload.
-    pub columns: Vec<(String, String)>,
-    /// `NAME=COLUMN`: further headers.
-    pub headers: Vec<(String, String)>,
-    pub topic: Option<String>,
-    /// A null or blank payload becomes a tombstone; otherwise a null payload is delivered as the JSON text `null`.
-    pub tombstone: bool,
-}
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlanError {
@@ -79,7 +68,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn compile(options: &RouteOptions) -> Result<Plan, PlanError> {
+    pub fn compile(options: &RouteSettings) -> Result<Plan, PlanError> {
         let layout = Layout::named(&options.layout).ok_or_else(|| PlanError::UnknownLayout(options.layout.clone()))?;
         for (role, _) in &options.columns {
             Role::named(role).ok_or_else(|| PlanError::UnknownRole(role.clone()))?;
@@ -113,7 +102,9 @@ impl Plan {
                 headers.push(((*name).to_owned(), origin));
             }
         }
-        if let Some(origin) = origin_of(&mut projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version)) {
+        if let Some(origin) =
+            origin_of(&mut projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version))
+        {
             headers.push(("version".to_owned(), origin));
         }
 
@@ -146,7 +137,7 @@ impl Plan {
             partition,
             headers,
             spread,
-            tombstone: options.tombstone,
+            tombstone: options.tombstone_on_null,
         })
     }
 
@@ -166,13 +157,16 @@ impl Plan {
 /// A name that Kafka will not take.
 fn check_topic(topic: &str) -> Result<(), ()> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    let good = !topic.is_empty() && topic.len() <= MAX_TOPIC && topic != "." && topic != ".." && topic.bytes().all(legal);
+    let good =
+        !topic.is_empty() && topic.len() <= MAX_TOPIC && topic != "." && topic != ".." && topic.bytes().all(legal);
     if good { Ok(()) } else { Err(()) }
 }
 
 /// Why one event cannot become a record.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Unroutable {
+    #[error("it cannot be decoded: {0}")]
+    Undecodable(String),
     #[error("its topic is null: `{0}` has no value")]
     NullTopic(String),
     #[error("its topic `{0}` is not a name Kafka takes")]
@@ -267,10 +261,14 @@ impl Router {
 
     pub fn route<'a>(&'a mut self, chunk: &'a Chunk, event: &OutboxEvent) -> Result<Record<'a>, Unroutable> {
         let plan = &self.plan;
+        self.topic.clear();
+        self.headers.clear();
+        if let Some((why, _)) = chunk.defect(event) {
+            return Err(Unroutable::Undecodable(why.to_owned()));
+        }
         let payload = chunk.field(event, plan.payload);
         let mut pointers = PayloadPointers { payload, parsed: None };
 
-        self.topic.clear();
         for part in &plan.topic {
             match part {
                 TopicPart::Text(text) => self.topic.push_str(text),
@@ -286,7 +284,6 @@ impl Router {
         }
         check_topic(&self.topic).map_err(|()| Unroutable::BadTopic(self.topic.clone()))?;
 
-        self.headers.clear();
         for (name, origin) in &plan.headers {
             let value = match origin {
                 Origin::Slot(slot) => chunk.field(event, *slot),

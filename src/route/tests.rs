@@ -1,12 +1,12 @@
 use super::*;
 use crate::event::{Commit, CommitId, Field, Micros};
 
-fn plan(options: &RouteOptions) -> Plan {
+fn plan(options: &RouteSettings) -> Plan {
     Plan::compile(options).unwrap()
 }
 
-fn native() -> RouteOptions {
-    RouteOptions { layout: "native".to_owned(), ..RouteOptions::default() }
+fn native() -> RouteSettings {
+    RouteSettings { layout: "native".to_owned(), ..RouteSettings::default() }
 }
 
 /// A chunk with one event whose columns are given by name.
@@ -27,7 +27,7 @@ fn event(plan: &Plan, columns: &[(&str, Option<&[u8]>)]) -> Chunk {
 
 type Owned = (String, Option<Vec<u8>>, Option<Vec<u8>>, Vec<(String, Option<String>)>, i64);
 
-fn route(options: &RouteOptions, columns: &[(&str, Option<&[u8]>)]) -> Result<Owned, Unroutable> {
+fn route(options: &RouteSettings, columns: &[(&str, Option<&[u8]>)]) -> Result<Owned, Unroutable> {
     let mut router = Router::new(plan(options));
     let chunk = event(router.plan(), columns);
     let record = router.route(&chunk, &chunk.events()[0])?;
@@ -71,10 +71,10 @@ fn a_native_row_becomes_a_record() {
 
 #[test]
 fn a_debezium_row_goes_where_the_router_sends_it() {
-    let options = RouteOptions {
+    let options = RouteSettings {
         layout: "debezium".to_owned(),
         headers: vec![("eventType".to_owned(), "type".to_owned())],
-        ..RouteOptions::default()
+        ..RouteSettings::default()
     };
     let row: &[(&str, Option<&[u8]>)] = &[
         ("id", Some(b"1")),
@@ -93,10 +93,7 @@ fn a_debezium_row_goes_where_the_router_sends_it() {
 
 #[test]
 fn a_pointer_takes_its_value_from_the_payload() {
-    let pointer = |pointer: &str| RouteOptions {
-        columns: vec![("key".to_owned(), pointer.to_owned())],
-        ..native()
-    };
+    let pointer = |pointer: &str| RouteSettings { columns: vec![("key".to_owned(), pointer.to_owned())], ..native() };
     let key = |path| route(&pointer(path), ROW).unwrap().1.map(|key| String::from_utf8(key).unwrap());
     assert_eq!(key("/customer/id").as_deref(), Some("17"));
     assert_eq!(key("/customer/name").as_deref(), Some("A\"B"));
@@ -109,7 +106,7 @@ fn a_pointer_takes_its_value_from_the_payload() {
 #[test]
 fn a_topic_template_takes_roles_and_columns() {
     let to = |topic: &str| {
-        let options = RouteOptions { topic: Some(topic.to_owned()), ..native() };
+        let options = RouteSettings { topic: Some(topic.to_owned()), ..native() };
         route(&options, ROW).map(|record| record.0)
     };
     assert_eq!(to("fixed").unwrap(), "fixed");
@@ -132,7 +129,7 @@ fn an_event_without_a_good_topic_is_unroutable() {
 #[test]
 fn a_null_payload_is_a_tombstone_only_when_asked() {
     let value = |tombstone, payload| {
-        let options = RouteOptions { tombstone, ..native() };
+        let options = RouteSettings { tombstone_on_null: tombstone, ..native() };
         route(&options, &with("payload", payload)).unwrap().2
     };
     assert_eq!(value(false, None).as_deref(), Some(&b"null"[..]));
@@ -158,18 +155,18 @@ fn the_timestamp_column_beats_the_commit_time() {
 
 #[test]
 fn mistakes_in_the_plan_are_told() {
-    let wrong = |options: RouteOptions| Plan::compile(&options).unwrap_err().to_string();
+    let wrong = |options: RouteSettings| Plan::compile(&options).unwrap_err().to_string();
     let pair = |a: &str, b: &str| vec![(a.to_owned(), b.to_owned())];
-    assert!(wrong(RouteOptions { layout: "nativ".to_owned(), ..native() }).contains("native, debezium"));
-    assert!(wrong(RouteOptions { columns: pair("kye", "x"), ..native() }).contains("no role"));
-    assert!(wrong(RouteOptions { columns: pair("payload", "/x"), ..native() }).contains("pointer"));
-    assert!(wrong(RouteOptions { topic: Some("a{b".to_owned()), ..native() }).contains("brace"));
-    assert!(wrong(RouteOptions { topic: Some("a b".to_owned()), ..native() }).contains("not a name"));
+    assert!(wrong(RouteSettings { layout: "nativ".to_owned(), ..native() }).contains("native, debezium"));
+    assert!(wrong(RouteSettings { columns: pair("kye", "x"), ..native() }).contains("no role"));
+    assert!(wrong(RouteSettings { columns: pair("payload", "/x"), ..native() }).contains("pointer"));
+    assert!(wrong(RouteSettings { topic: Some("a{b".to_owned()), ..native() }).contains("brace"));
+    assert!(wrong(RouteSettings { topic: Some("a b".to_owned()), ..native() }).contains("not a name"));
 }
 
 #[test]
 fn only_what_the_plan_uses_is_projected_and_required() {
-    let plan = plan(&RouteOptions { topic: Some("t".to_owned()), ..native() });
+    let plan = plan(&RouteSettings { topic: Some("t".to_owned()), ..native() });
     let columns: Vec<_> = plan.projection().columns().map(|(_, name, _)| name).collect();
     assert!(!columns.contains(&"topic"));
     assert_eq!(plan.projection().required().collect::<Vec<_>>(), ["payload", "partition_key", "id"]);

@@ -19,3 +19,19 @@ pub enum SinkFailure {
     #[error("{what}")]
     Undeliverable { what: String, remedy: String },
 }
+
+pub mod kafka;
+
+/// What became of a record that was handed to a sink.
+#[derive(Debug)]
+pub enum Enqueued {
+    Queued,
+    /// The sink's own queue is full: try again in a moment.
+    Full,
+    /// The sink must first find out about the record's topic.
+    Unprepared,
+    /// It was in a batch that the broker refused: send it alone.
+    Suspect,
+    /// It can never be delivered there, and why.
+    Refused(String),
+}

@@ -3,9 +3,14 @@
 
 pub mod postgres;
 
-use thiserror::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::event::Chunk;
+use thiserror::Error;
+use tokio::task::JoinHandle;
+
+use crate::config::{PipelineSettings, SourceSettings};
+use crate::event::{Chunk, Projection};
 use crate::position::Position;
 
 /// Trouble on the database's side, sorted by what can be done about it.
@@ -40,13 +45,98 @@ impl SourceFailure {
     }
 }
 
-#[cfg(any())]
+/// What a source counts and measures; read by metrics and status.
+#[derive(Debug, Default)]
+pub struct SourceStats {
+    /// The end of the server's log, as far as we were told.
+    pub server_position: AtomicU64,
+    /// Bytes of log that the server keeps for us.
+    pub retained_bytes: AtomicU64,
+    ignored: [AtomicU64; 3],
+}
+
+/// Changes of outbox tables that are not events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ignored {
+    Update,
+    Delete,
+    Truncate,
+}
+
+impl Ignored {
+    pub const ALL: [(Ignored, &'static str); 3] =
+        [(Ignored::Update, "update"), (Ignored::Delete, "delete"), (Ignored::Truncate, "truncate")];
+}
+
+impl SourceStats {
+    pub fn ignore(&self, change: Ignored) {
+        self.ignored[change as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn ignored(&self, change: Ignored) -> u64 {
+        self.ignored[change as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// A source that is being read.
+pub struct Opened {
+    pub reader: Reader,
+    pub confirmer: Confirmer,
+    /// Where reading goes on.
+    pub start: Position,
+    /// Everything committed before the process started ends at or before this position.
+    pub caught_up_at: Position,
+    /// Ends when the source must be let go at once, though reading may still look fine.
+    pub alarm: JoinHandle<Result<(), SourceFailure>>,
+}
+
+/// What a source remembers between connections.
+pub enum Memory {
+    Postgres(Arc<postgres::Memory>),
+}
+
+impl Memory {
+    pub fn new(settings: &SourceSettings) -> Self {
+        match settings {
+            SourceSettings::Postgres(_) => Memory::Postgres(Arc::default()),
+        }
+    }
+}
+
+/// Opens the source at the confirmed position.
+pub async fn open(
+    settings: &PipelineSettings,
+    projection: &Projection,
+    memory: &Memory,
+    stats: &Arc<SourceStats>,
+) -> Result<Opened, SourceFailure> {
+    match (&settings.source, memory) {
+        (SourceSettings::Postgres(source), Memory::Postgres(memory)) => {
+            let stall = settings.stall_timeout;
+            let opened = postgres::open(source, &settings.name, projection, stall, memory, stats).await?;
+            Ok(Opened {
+                reader: Reader::Postgres(Box::new(opened.reader)),
+                confirmer: Confirmer::Postgres(opened.confirmer),
+                start: opened.start,
+                caught_up_at: opened.caught_up_at,
+                alarm: opened.alarm,
+            })
+        }
+    }
+}
+
+/// Waits until nobody else holds the pipeline.
+pub async fn stand_by(settings: &SourceSettings) -> Result<(), SourceFailure> {
+    match settings {
+        SourceSettings::Postgres(source) => postgres::stand_by(source).await,
+    }
+}
+
 /// The reading half. `next` fills the chunk it is given; it may be cancelled without losing what it read.
 pub enum Reader {
     Postgres(Box<postgres::Reader>),
 }
 
-#[cfg(any())]
 impl Reader {
     pub async fn next(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
         match self {
@@ -55,17 +145,24 @@ impl Reader {
     }
 }
 
-#[cfg(any())]
 /// The confirming half; never blocks.
 pub enum Confirmer {
     Postgres(postgres::Confirmer),
 }
 
-#[cfg(any())]
 impl Confirmer {
     pub fn confirm(&self, upto: &Position) {
         match self {
             Confirmer::Postgres(confirmer) => confirmer.confirm(upto),
+        }
+    }
+
+    /// Tells the source the last confirmed position and lets it go.
+    pub async fn finish(self, reader: Reader, alarm: JoinHandle<Result<(), SourceFailure>>) {
+        match (self, reader) {
+            (Confirmer::Postgres(confirmer), Reader::Postgres(mut reader)) => {
+                confirmer.finish(&mut reader, alarm).await
+            }
         }
     }
 }

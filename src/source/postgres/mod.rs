@@ -1,1 +1,421 @@
+//! PostgreSQL: logical replication with the `pgoutput` plugin.
+//!
+//! ```text
+//!   walsender ──frames──▶ Reader ──chunks──▶ relay
+//!       ▲                                      │
+//!       └── feedback task ◀── Progress ◀── Confirmer
+//!                                │
+//!   ordinary connection ◀── keeper task: checkpoint row, slot's health, shutdown alarm
+//! ```
+
+pub mod checkpoint;
+pub mod conninfo;
+mod dial;
+mod feedback;
+mod keeper;
+mod messages;
 pub mod pgoutput;
+mod reader;
+pub mod server_error;
+pub mod slot;
+mod snapshot;
+pub mod sql;
+pub mod tables;
+mod tls;
+pub mod transport;
+pub mod values;
+pub mod walsender;
+
+pub use reader::Reader;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::config::{PostgresSettings, Snapshot, Start};
+use crate::event::Projection;
+use crate::position::{Lsn, Position};
+use crate::source::{SourceFailure, SourceStats};
+use checkpoint::{Checkpoint, SnapshotState};
+use conninfo::ConnInfo;
+use feedback::Progress;
+use keeper::Keeper;
+use slot::SlotState;
+use snapshot::SnapshotReader;
+use sql::SqlSession;
+use tables::{Tables, quote};
+use walsender::{SystemIdentity, WalsenderConnection};
+
+/// What outlives a connection.
+#[derive(Default)]
+pub struct Memory {
+    /// The highest position ever confirmed by this process.
+    confirmed: AtomicU64,
+    /// A wanted column has a type whose binary form is not known.
+    text_only: AtomicBool,
+    /// What was committed when the process started ends here.
+    caught_up_at: AtomicU64,
+}
+
+/// A stream that is running.
+pub struct Opened {
+    pub reader: Reader,
+    pub confirmer: Confirmer,
+    /// Where reading goes on.
+    pub start: Position,
+    /// Everything committed before the process started ends at or before this position.
+    pub caught_up_at: Position,
+    pub alarm: JoinHandle<Result<(), SourceFailure>>,
+}
+
+pub struct Confirmer {
+    progress: Arc<Progress>,
+    memory: Arc<Memory>,
+    feedback: JoinHandle<()>,
+    finish_keeper: Option<oneshot::Sender<()>>,
+}
+
+impl Confirmer {
+    pub fn confirm(&self, upto: &Position) {
+        let Position::Postgres(lsn) = upto;
+        self.memory.confirmed.fetch_max(lsn.0, Ordering::AcqRel);
+        self.progress.confirm(*lsn);
+    }
+
+    /// Tells the server the last confirmed position and ends the stream.
+    pub async fn finish(mut self, reader: &mut Reader, alarm: JoinHandle<Result<(), SourceFailure>>) {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        if let Some(finish) = self.finish_keeper.take() {
+            let _ = finish.send(());
+            let _ = tokio::time::timeout_at(deadline, alarm).await;
+        }
+        self.progress.finish.notify_one();
+        let _ = tokio::time::timeout_at(deadline, &mut self.feedback).await;
+        reader.drain(deadline).await;
+    }
+}
+
+impl Drop for Confirmer {
+    fn drop(&mut self) {
+        self.feedback.abort();
+    }
+}
+
+/// Opens the stream: finds tables, publication, slot and checkpoint, makes what is missing and may be made, and goes
+/// on from the confirmed position. Whatever stands in the way is told with its remedy.
+pub async fn open(
+    settings: &PostgresSettings,
+    pipeline: &str,
+    projection: &Projection,
+    stall_timeout: Duration,
+    memory: &Arc<Memory>,
+    stats: &Arc<SourceStats>,
+) -> Result<Opened, SourceFailure> {
+    let info = conninfo(settings)?;
+    let session = Arc::new(sql::connect(&info).await?);
+    // Both connections must be to one and the same server.
+    let info = info.pinned_to(session.host());
+    let mut connection = WalsenderConnection::connect(&info).await?;
+    let server = connection.identify_system().await?;
+    let version = connection.server_version();
+
+    let (tables, missing) = Tables::find(&session, &settings.tables).await?;
+    refuse_missing(&missing, &tables, projection)?;
+    if !checkpoint::table_exists(&session).await? {
+        if settings.no_create {
+            return Err(SourceFailure::NotReady {
+                what: "the table outboxd_checkpoint does not exist and --no-create forbids making it".to_owned(),
+                remedy: checkpoint::CREATE.trim().to_owned(),
+            });
+        }
+        checkpoint::create_table(&session).await?;
+    }
+    let stored = checkpoint::load(&session, pipeline).await?;
+    let state = slot::state(&session, &settings.slot, version).await?;
+    refuse_lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server)?;
+    make_publication(&session, settings, &tables, state.is_some()).await?;
+
+    let target = current_position(&session).await?;
+    let _ = memory.caught_up_at.compare_exchange(0, target.0, Ordering::AcqRel, Ordering::Acquire);
+
+    let mut checkpoint = stored.clone().unwrap_or_else(|| Checkpoint {
+        system_identifier: server.system_identifier,
+        timeline: server.timeline,
+        slot: settings.slot.clone(),
+        position: Lsn::ZERO,
+        snapshot: if settings.snapshot == Snapshot::Existing { SnapshotState::Pending } else { SnapshotState::None },
+        updated_at: String::new(),
+    });
+    (checkpoint.timeline, checkpoint.slot) = (server.timeline, settings.slot.clone());
+    let with_snapshot = checkpoint.snapshot == SnapshotState::Pending;
+    if stored.is_none() && with_snapshot {
+        // Remembered before the slot exists: a crash from here on makes the snapshot be redone.
+        checkpoint::store(&session, pipeline, &checkpoint).await?;
+    }
+    let (start, exported) = match &state {
+        Some(state) => {
+            refuse_foreign(settings, state, &info)?;
+            (start_position(settings, &checkpoint, state, memory)?, None)
+        }
+        None => {
+            let created = slot::create(&mut connection, &settings.slot, with_snapshot).await?;
+            (created.consistent_point, created.snapshot)
+        }
+    };
+    let snapshot = match with_snapshot {
+        true => {
+            let session = sql::connect(&info).await?;
+            Some(SnapshotReader::begin(session, exported.as_deref(), tables.catalog.clone(), start).await?)
+        }
+        false => None,
+    };
+    checkpoint.position = start.max(checkpoint.position);
+    if stored.is_none() && !with_snapshot {
+        checkpoint::store(&session, pipeline, &checkpoint).await?;
+    }
+
+    let binary = !memory.text_only.load(Ordering::Acquire) && tables.binary_is_known(projection);
+    let command = start_command(settings, start, binary);
+    let stream = connection.start_replication(&command).await.map_err(|failure| match failure {
+        // The slot's log may have gone between our look and now.
+        SourceFailure::PositionLost { what, .. } => SourceFailure::PositionLost {
+            what: slot::gap_report(pipeline, &what, stored.as_ref(), state.as_ref(), &server),
+            remedy: slot::LOST_REMEDY.to_owned(),
+        },
+        other => other,
+    })?;
+    let address = info.describe();
+    tracing::info!(source = address, slot = settings.slot, from = %start, binary, "reading the log");
+
+    let progress_start = if with_snapshot { Lsn::ZERO } else { start };
+    let progress = Arc::new(Progress::default());
+    // Nothing is confirmed before the snapshot is delivered; the last chunk of it ends at `start`.
+    progress.confirmed.store(progress_start.0, Ordering::Release);
+    progress.received.store(start.0, Ordering::Release);
+    let beat = feedback_beat(&session, stall_timeout).await?;
+    let feedback = tokio::spawn(feedback::run(stream.writer, progress.clone(), beat));
+    let (finish_keeper, finished) = oneshot::channel();
+    let keeper = Keeper {
+        session: session.clone(),
+        pipeline: pipeline.to_owned(),
+        slot: settings.slot.clone(),
+        version,
+        checkpoint,
+        snapshot_end: with_snapshot.then_some(start),
+        progress: progress.clone(),
+        stats: stats.clone(),
+    };
+    let alarm = tokio::spawn(keeper.run(finished));
+    let reader = Reader::new(reader::Parts {
+        stream: stream.reader,
+        buffered: stream.buffered,
+        projection: projection.clone(),
+        tables,
+        prefixes: settings.message_prefixes.clone(),
+        binary,
+        snapshot,
+        progress: progress.clone(),
+        stats: stats.clone(),
+        memory: memory.clone(),
+        stall_timeout,
+        address,
+    });
+    let confirmer = Confirmer { progress, memory: memory.clone(), feedback, finish_keeper: Some(finish_keeper) };
+    let caught_up_at = Position::Postgres(Lsn(memory.caught_up_at.load(Ordering::Acquire)).max(start));
+    Ok(Opened { reader, confirmer, start: Position::Postgres(progress_start), caught_up_at, alarm })
+}
+
+/// The address, with its secrets read anew.
+pub fn conninfo(settings: &PostgresSettings) -> Result<ConnInfo, SourceFailure> {
+    let url = settings.url.reveal().map_err(|error| SourceFailure::Misconfigured {
+        what: error.to_string(),
+        remedy: "make the file or variable that holds the source's address readable".to_owned(),
+    })?;
+    ConnInfo::parse(&url)
+}
+
+/// Waits, on an ordinary connection only, until no other client reads the slot.
+pub async fn stand_by(settings: &PostgresSettings) -> Result<(), SourceFailure> {
+    let session = sql::connect(&conninfo(settings)?).await?;
+    loop {
+        let held = session
+            .query_opt(
+                "SELECT active_pid IS NOT NULL FROM pg_catalog.pg_replication_slots WHERE slot_name = $1",
+                &[&settings.slot],
+            )
+            .await
+            .map_err(|error| server_error::classify_sql(&error, "watching the slot"))?;
+        if !held.is_some_and(|row| row.get(0)) {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+fn start_command(settings: &PostgresSettings, start: Lsn, binary: bool) -> String {
+    let publication = quote(&settings.publication).replace('\'', "''");
+    let mut options = vec!["proto_version '1'".to_owned(), format!("publication_names '{publication}'")];
+    if binary {
+        options.push("binary 'true'".to_owned());
+    }
+    if !settings.message_prefixes.is_empty() {
+        options.push("messages 'true'".to_owned());
+    }
+    format!("START_REPLICATION SLOT {} LOGICAL {start} ({})", quote(&settings.slot), options.join(", "))
+}
+
+/// Often enough for the server not to time us out, and for a silent one to be noticed.
+async fn feedback_beat(session: &SqlSession, stall_timeout: Duration) -> Result<Duration, SourceFailure> {
+    let row = session
+        .query_one("SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'", &[])
+        .await
+        .map_err(|error| server_error::classify_sql(&error, "reading wal_sender_timeout"))?;
+    let millis = u64::try_from(row.get::<_, i64>(0)).unwrap_or(0);
+    let patience = if millis == 0 { Duration::from_secs(60) } else { Duration::from_millis(millis) };
+    Ok(Duration::from_secs(1).min(patience / 2).min(stall_timeout / 3).max(Duration::from_millis(50)))
+}
+
+async fn current_position(session: &SqlSession) -> Result<Lsn, SourceFailure> {
+    let statement = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                                 ELSE pg_current_wal_insert_lsn() END::text";
+    let row = session
+        .query_one(statement, &[])
+        .await
+        .map_err(|error| server_error::classify_sql(&error, "asking for the log's end"))?;
+    Ok(row.get::<_, String>(0).parse().unwrap_or_default())
+}
+
+fn refuse_missing(
+    missing: &[crate::config::TableName],
+    tables: &Tables,
+    projection: &Projection,
+) -> Result<(), SourceFailure> {
+    if let Some(table) = missing.first() {
+        return Err(SourceFailure::NotReady {
+            what: format!("the outbox table {table} does not exist"),
+            remedy: "create it (`outboxd init` does), or name another one with --table".to_owned(),
+        });
+    }
+    if let Some((table, column)) = tables.missing_columns(projection).first() {
+        return Err(SourceFailure::NotReady {
+            what: format!("the outbox table {} has no column `{column}`, which the layout needs", table.quoted()),
+            remedy: format!("add the column, or name another one with --column ROLE=NAME instead of `{column}`"),
+        });
+    }
+    Ok(())
+}
+
+/// A lost position is told, never papered over by a new slot.
+fn refuse_lost(
+    pipeline: &str,
+    settings: &PostgresSettings,
+    stored: Option<&Checkpoint>,
+    state: Option<&SlotState>,
+    server: &SystemIdentity,
+) -> Result<(), SourceFailure> {
+    let mut why = state.and_then(|state| state.lost().map(|why| format!("slot `{}`: {why}", settings.slot)));
+    if let Some(stored) = stored.filter(|stored| stored.snapshot != SnapshotState::Pending) {
+        if state.is_none() {
+            why = Some(format!("slot `{}` is gone, and the checkpoint says that there was one", settings.slot));
+        }
+        if stored.timeline > server.timeline {
+            let (was, is) = (stored.timeline, server.timeline);
+            why = Some(format!("the server's timeline went back from {was} to {is}"));
+        }
+    }
+    if let Some(stored) = stored.filter(|stored| stored.system_identifier != server.system_identifier) {
+        let (was, is) = (stored.system_identifier, server.system_identifier);
+        why = Some(format!("this is another server: its system identifier is {is}, the checkpoint's is {was}"));
+    }
+    match why {
+        None => Ok(()),
+        Some(why) => Err(SourceFailure::PositionLost {
+            what: slot::gap_report(pipeline, &why, stored, state, server),
+            remedy: slot::LOST_REMEDY.to_owned(),
+        }),
+    }
+}
+
+/// A slot that is not ours to read.
+fn refuse_foreign(settings: &PostgresSettings, state: &SlotState, info: &ConnInfo) -> Result<(), SourceFailure> {
+    let not_ready = |what: String| {
+        Err(SourceFailure::NotReady { what, remedy: "name another slot with --slot, or drop this one".to_owned() })
+    };
+    match (state.plugin.as_deref(), state.database.as_deref()) {
+        (None, _) => not_ready(format!("slot `{}` is a physical one", settings.slot)),
+        (Some(plugin), _) if plugin != "pgoutput" => {
+            not_ready(format!("slot `{}` is of the plugin {plugin}, not pgoutput", settings.slot))
+        }
+        (_, Some(database)) if database != info.dbname() => {
+            not_ready(format!("slot `{}` belongs to the database {database}", settings.slot))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where to go on: never before what was confirmed, which may be ahead of the slot after a crash of the server.
+fn start_position(
+    settings: &PostgresSettings,
+    checkpoint: &Checkpoint,
+    state: &SlotState,
+    memory: &Memory,
+) -> Result<Lsn, SourceFailure> {
+    let slot = state.confirmed.unwrap_or_default();
+    let known = slot.max(checkpoint.position).max(Lsn(memory.confirmed.load(Ordering::Acquire)));
+    match &settings.start {
+        Start::At(wanted) if checkpoint.position == Lsn::ZERO => {
+            if *wanted < slot {
+                return Err(SourceFailure::NotReady {
+                    what: format!("--start {wanted} lies before the slot's own position {slot}"),
+                    remedy: "the log before a slot's position is not kept for it: start at or after it".to_owned(),
+                });
+            }
+            Ok(*wanted)
+        }
+        _ => Ok(known),
+    }
+}
+
+async fn make_publication(
+    session: &SqlSession,
+    settings: &PostgresSettings,
+    tables: &Tables,
+    slot_exists: bool,
+) -> Result<(), SourceFailure> {
+    let name = &settings.publication;
+    let create = slot::create_publication(name, &tables.catalog);
+    let Some(found) = slot::publication(session, name).await? else {
+        if settings.no_create || slot_exists {
+            let why = if slot_exists { "the slot is older than it would be" } else { "--no-create forbids making it" };
+            return Err(SourceFailure::NotReady {
+                what: format!("the publication `{name}` does not exist, and {why}"),
+                remedy: format!("{create}; a slot must be made after its publication"),
+            });
+        }
+        tracing::info!(publication = name, "creating the publication");
+        return session
+            .batch_execute(&create)
+            .await
+            .map_err(|error| server_error::classify_sql(&error, "creating the publication"));
+    };
+    if !found.inserts {
+        return Err(SourceFailure::NotReady {
+            what: format!("the publication `{name}` publishes no inserts"),
+            remedy: format!("ALTER PUBLICATION {} SET (publish = 'insert')", quote(name)),
+        });
+    }
+    for table in &tables.catalog {
+        let leaves = slot::leaves(session, table).await?;
+        if !found.publishes(table, &leaves) {
+            return Err(SourceFailure::NotReady {
+                what: format!("the publication `{name}` lacks the outbox table {}", table.quoted()),
+                remedy: format!("ALTER PUBLICATION {} ADD TABLE {}", quote(name), table.quoted()),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! What operators and orchestrators ask over HTTP: is it alive, is it ready, what is it doing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+use crate::config::Admin;
+use crate::failure::{ExitCode, Halt};
+use crate::metrics::Metrics;
+use crate::pipeline::{PipelineStatus, Snapshot, State};
+
+/// A streaming pipeline with events in flight that saw none of them acknowledged for this long makes no progress.
+const NO_PROGRESS: Duration = Duration::from_secs(300);
+
+/// What the routes read.
+pub struct Observed {
+    pub metrics: Metrics,
+    pub pipelines: Vec<Arc<PipelineStatus>>,
+}
+
+/// Binds the admin address. A taken default gives way to a free port; a taken chosen one is an error.
+pub async fn bind(admin: &Admin) -> Result<Option<(TcpListener, SocketAddr)>, Halt> {
+    let Admin::Listen { address, chosen } = admin else { return Ok(None) };
+    let unusable = |error: std::io::Error| Halt {
+        code: ExitCode::Usage,
+        what: format!("cannot listen on the admin address {address}: {error}"),
+        remedy: "name a free one with --admin, or switch it off with --admin off".to_owned(),
+    };
+    let listener = match TcpListener::bind(address.as_str()).await {
+        Err(error) if !chosen && error.kind() == std::io::ErrorKind::AddrInUse => {
+            tracing::warn!("the default admin address {address} is taken: using a free port");
+            TcpListener::bind("127.0.0.1:0").await
+        }
+        bound => bound,
+    };
+    let listener = listener.map_err(unusable)?;
+    let address = listener.local_addr().map_err(unusable)?;
+    tracing::info!(%address, "health, metrics and status");
+    Ok(Some((listener, address)))
+}
+
+/// Serves until dropped.
+pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
+    let routes = Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .with_state(observed);
+    if let Err(error) = axum::serve(listener, routes).await {
+        tracing::error!("the admin address is no longer served: {error}");
+    }
+}
+
+/// Whether the process makes progress or legitimately waits.
+async fn livez(Shared(observed): Shared<Arc<Observed>>) -> Response {
+    let stuck = |one: &Snapshot| one.state == State::Streaming && one.in_flight > 0 && one.idle_for > NO_PROGRESS;
+    judge(&observed, stuck, "no progress")
+}
+
+/// Whether source and sink are reachable; a standby is ready to take over.
+async fn readyz(Shared(observed): Shared<Arc<Observed>>) -> Response {
+    let unready = |one: &Snapshot| !matches!(one.state, State::Streaming | State::StandingBy);
+    judge(&observed, unready, "not ready")
+}
+
+fn judge(observed: &Observed, bad: impl Fn(&Snapshot) -> bool, word: &str) -> Response {
+    let mut lines = String::new();
+    for pipeline in &observed.pipelines {
+        let one = pipeline.snapshot();
+        if bad(&one) {
+            let why = one.last_error.unwrap_or_default();
+            lines.push_str(&format!("{}: {word}: {} {why}\n", one.name, one.state.as_str()));
+        }
+    }
+    match lines.is_empty() {
+        true => (StatusCode::OK, "ok\n").into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, lines).into_response(),
+    }
+}
+
+async fn metrics(Shared(observed): Shared<Arc<Observed>>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match observed.metrics.encode(&observed.pipelines) {
+        Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[derive(Serialize)]
+struct StatusPage {
+    version: &'static str,
+    pipelines: Vec<PipelinePage>,
+}
+
+#[derive(Serialize)]
+struct PipelinePage {
+    name: String,
+    state: &'static str,
+    state_seconds: u64,
+    position: Option<String>,
+    lag_bytes: u64,
+    lag_seconds: f64,
+    retained_bytes: u64,
+    in_flight: usize,
+    events: u64,
+    dead_letters: u64,
+    leader: bool,
+    last_error: Option<String>,
+}
+
+async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPage> {
+    let page = |pipeline: &Arc<PipelineStatus>| {
+        let one = pipeline.snapshot();
+        PipelinePage {
+            name: one.name,
+            state: one.state.as_str(),
+            state_seconds: one.in_state_for.as_secs(),
+            position: one.position,
+            lag_bytes: one.lag_bytes,
+            lag_seconds: one.lag_seconds,
+            retained_bytes: one.retained_bytes,
+            in_flight: one.in_flight,
+            events: one.events,
+            dead_letters: one.dead_letters,
+            leader: one.leader,
+            last_error: one.last_error,
+        }
+    };
+    let pipelines = observed.pipelines.iter().map(page).collect();
+    axum::Json(StatusPage { version: env!("CARGO_PKG_VERSION"), pipelines })
+}

@@ -1,0 +1,21 @@
+//! The log on stderr: lines for people on a terminal, JSON for machines, the level by RUST_LOG.
+
+use std::io::{IsTerminal, stderr};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::config::LogFormat;
+
+/// Starts logging for the process. Only the first call has an effect.
+pub fn start(format: Option<LogFormat>) {
+    let terminal = stderr().is_terminal();
+    let format = format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
+    let level = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let log = tracing_subscriber::fmt().with_env_filter(level).with_writer(stderr);
+    // A second start, as tests make, finds the first one's log in place: nothing to do about it.
+    let _ = match format {
+        LogFormat::Text => log.with_ansi(terminal).with_target(false).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+}

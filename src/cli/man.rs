@@ -1,0 +1,51 @@
+//! `outboxd man [COMMAND]`: the manual pages, in roff.
+
+use clap_mangen::Man;
+
+use crate::failure::{ExitCode, Halt};
+
+/// The page of outboxd, or of one of its commands.
+pub fn page(subcommand: Option<&str>) -> Result<Vec<u8>, Halt> {
+    let mut command = super::command();
+    // Fills in the full names, `outboxd-run` for one.
+    command.build();
+    let described = match subcommand {
+        None => &command,
+        Some(name) => command.find_subcommand(name).ok_or_else(|| unknown(&command, name))?,
+    };
+    let mut page = Vec::new();
+    let written = Man::new(described.clone()).render(&mut page);
+    written.map_err(|error| super::unexpected(format!("cannot write the manual page: {error}")))?;
+    Ok(page)
+}
+
+fn unknown(command: &clap::Command, name: &str) -> Halt {
+    let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    let names: Vec<_> = shown.map(clap::Command::get_name).collect();
+    Halt {
+        code: ExitCode::Usage,
+        what: format!("there is no command `{name}`"),
+        remedy: format!("the commands are {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page() {
+        let outboxd = String::from_utf8(page(None).unwrap()).unwrap();
+        assert!(outboxd.contains("outboxd\\-run"), "{outboxd}");
+        for name in ["run", "check", "init", "status", "demo", "completions", "man"] {
+            assert!(!page(Some(name)).unwrap().is_empty(), "{name}");
+        }
+        let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();
+        assert!(run.contains("OUTBOXD_MAX_IN_FLIGHT") && run.contains(".TH outboxd-run"), "{run}");
+    }
+
+    #[test]
+    fn an_unknown_command_has_none() {
+        assert_eq!(page(Some("fly")).unwrap_err().code, ExitCode::Usage);
+    }
+}

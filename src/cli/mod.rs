@@ -1,0 +1,338 @@
+//! The command line: which words there are and which function answers each.
+//!
+//! The options of `run`, `check` and `init` are a layer of the configuration, so they are parsed without their
+//! defaults; the help, the man page and the completions are made from the same definitions with them.
+
+pub mod check;
+pub mod completions;
+pub mod demo;
+pub mod init;
+pub mod logging;
+pub mod man;
+pub mod run;
+pub mod status;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::builder::Resettable;
+use clap::error::{ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+use crate::config::{self, PipelineOptions, ProcessOptions, Said, Settings};
+use crate::failure::{ExitCode, Halt};
+
+/// Moves a transactional outbox to Kafka by reading the database's own log.
+///
+/// Every event that was committed arrives, in commit order for each key; the log's position is confirmed only when Kafka
+/// has acknowledged all before it.
+#[derive(Debug, Parser)]
+#[command(name = "outboxd", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  outboxd demo                             see it work, with nothing to configure
+  outboxd init postgres://app@db/shop --dry-run
+  outboxd check postgres://app@db/shop --brokers k1:9092
+  outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
+  outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
+
+Exit codes:
+  0  done, or stopped                 4  the position is lost
+  1  unexpected                       5  the sink is not ready
+  2  bad usage or configuration       6  an event cannot be delivered
+  3  the source is not ready          7  held by another instance";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  outboxd run postgres://app@db/shop --brokers k1:9092,k2:9092 --topic orders
+  outboxd run 'postgres://app@db/shop?sslmode=verify-full' \\
+      --brokers k1:9093 --kafka security.protocol=SASL_SSL \\
+      --kafka sasl.mechanism=SCRAM-SHA-512 --kafka sasl.username=shop \\
+      --kafka sasl.password=file:/run/secrets/kafka
+  outboxd run env:DATABASE_URL --brokers k1:9092 --layout debezium
+  outboxd run --config /etc/outboxd.toml
+
+Each flag is also an environment variable (--max-in-flight is
+OUTBOXD_MAX_IN_FLIGHT) and a key of the config file; flag beats environment
+beats file beats default. A text may be kept elsewhere, as file:/path or
+env:NAME; passwords are then read anew at every connect.";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  outboxd check postgres://app@db/shop --brokers k1:9092
+  outboxd check --config /etc/outboxd.toml
+
+Exits 0 when a run would start, 3 when something is wrong with the source, 5
+when with the sink.";
+
+const INIT_EXAMPLES: &str = "\
+Examples:
+  outboxd init postgres://owner@db/shop --dry-run
+  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Relay until stopped
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(PipelineArgs),
+    /// Look at source and sink and report everything that is wrong, each with its remedy
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(PipelineArgs),
+    /// Create table, publication, slot and checkpoint table, so that nothing committed from then on is missed
+    ///
+    /// Running it again changes nothing. Brokers are not needed.
+    #[command(after_help = INIT_EXAMPLES)]
+    Init(InitArgs),
+    /// Show what a running outboxd is doing
+    Status(StatusArgs),
+    /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
+    Demo(DemoArgs),
+    /// Print the completion script of a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff), of outboxd or of one of its commands
+    Man {
+        #[arg(value_name = "COMMAND")]
+        subcommand: Option<String>,
+    },
+    /// Print docs/config.md
+    #[command(hide = true)]
+    ConfigReference,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PipelineArgs {
+    #[command(flatten)]
+    pub pipeline: PipelineOptions,
+    #[command(flatten)]
+    pub process: ProcessOptions,
+    /// The pipeline's flags that stood on the command line.
+    #[arg(skip)]
+    pipeline_flags: Vec<String>,
+    /// No record is sent, so that brokers need not be named.
+    #[arg(skip)]
+    without_sink: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct InitArgs {
+    #[command(flatten)]
+    pub pipelines: PipelineArgs,
+    #[command(flatten)]
+    pub init: InitOptions,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct InitOptions {
+    /// Print the statements instead of executing them
+    #[arg(long, help_heading = "Init")]
+    pub dry_run: bool,
+    /// Type of the payload column of a table that is created
+    #[arg(long, value_enum, value_name = "TYPE", default_value = "jsonb", help_heading = "Init")]
+    pub payload: PayloadType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PayloadType {
+    Jsonb,
+    Json,
+    Text,
+    Bytea,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// Admin address of the running outboxd
+    #[arg(long, env = "OUTBOXD_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
+    pub admin: String,
+    /// Print the answer as it came, in JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Kafka to use instead of the embedded broker
+    #[arg(long, value_name = "SERVERS")]
+    pub brokers: Option<String>,
+    /// Leave everything running at the end and print the addresses
+    #[arg(long)]
+    pub keep: bool,
+    /// Folder of PostgreSQL's programs [default: found on PATH or in the usual places, else downloaded]
+    #[arg(long, value_name = "DIR")]
+    pub postgres_bin: Option<PathBuf>,
+}
+
+/// The commands whose options are a layer of the configuration.
+const LAYERED: [&str; 3] = ["run", "check", "init"];
+
+/// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
+pub fn command() -> clap::Command {
+    let quiet = |arg: Arg| {
+        let switch = arg.is_require_equals_set();
+        arg.hide_env_values(true).hide_possible_values(switch)
+    };
+    Cli::command().mut_subcommands(|subcommand| subcommand.mut_args(quiet))
+}
+
+/// Reads a command line. Help and version come as errors, as clap has it.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let mut layers = layers();
+    let matches = match layers.try_get_matches_from_mut(&args) {
+        Ok(matches) => matches,
+        // The help is that of the full definitions, with their defaults.
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            return Err(command().try_get_matches_from(&args).err().unwrap_or(error));
+        }
+        Err(error) => return Err(redacted(error)),
+    };
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut layers))?;
+    if let (Some(layer), Some((_, given))) = (cli.command.layer(), matches.subcommand()) {
+        layer.complete(given).map_err(|error| error.format(&mut layers))?;
+    }
+    Ok(cli)
+}
+
+/// The error without the passwords of URLs that stood where none belongs, as in `outboxd postgres://…`.
+fn redacted(mut error: clap::Error) -> clap::Error {
+    let texts = error.context().filter_map(|(kind, value)| match value {
+        ContextValue::String(text) if text.contains("://") => Some((kind, config::redact_url(text))),
+        _ => None,
+    });
+    for (kind, text) in texts.collect::<Vec<_>>() {
+        error.insert(kind, ContextValue::String(text));
+    }
+    error
+}
+
+/// The definitions without defaults where those belong to the lowest layer. A variable set to nothing says nothing.
+fn layers() -> clap::Command {
+    let options: Vec<_> = options_of::<PipelineOptions>().chain(options_of::<ProcessOptions>()).collect();
+    let unset = |arg: Arg| {
+        let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+        if empty { config::options::without_environment(arg) } else { arg }
+    };
+    command().mut_subcommands(|subcommand| {
+        let layered = LAYERED.contains(&subcommand.get_name());
+        subcommand.mut_args(unset).mut_args(|arg| match layered && options.contains(arg.get_id()) {
+            true => arg.default_value(Resettable::Reset),
+            false => arg,
+        })
+    })
+}
+
+fn options_of<O: Args>() -> impl Iterator<Item = clap::Id> {
+    config::options::definitions::<O>().into_iter().map(|arg| arg.get_id().clone())
+}
+
+impl Command {
+    fn layer(&mut self) -> Option<&mut PipelineArgs> {
+        match self {
+            Command::Run(args) | Command::Check(args) => Some(args),
+            Command::Init(args) => {
+                args.pipelines.without_sink = true;
+                Some(&mut args.pipelines)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl PipelineArgs {
+    /// What clap's derive cannot say.
+    fn complete(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+        let source_of = |id: &str| given.value_source(id);
+        // `--create-topics postgres://…`: an optional value must not swallow SOURCE.
+        // With a SOURCE beside it, it stays where it is and is refused.
+        if source_of("source") != Some(ValueSource::CommandLine)
+            && let Some(url) = self.pipeline.create_topics.take_if(|value| value.contains("://"))
+        {
+            self.pipeline.source = Some(url.into());
+            self.pipeline.create_topics = Some("true".to_owned());
+        }
+        // Settings may hold commas, semicolons and whatever else could part them: in the environment a line break does.
+        if source_of("kafka") == Some(ValueSource::EnvVariable) {
+            let whole = self.pipeline.kafka.drain(..).map(|one| format!("{}={}", one.key, one.value));
+            let lines = whole.collect::<Vec<_>>().join("\n");
+            let lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+            self.pipeline.kafka = lines.map(str::parse).collect::<Result<_, _>>().map_err(|what| {
+                let message = format!("OUTBOXD_KAFKA: on each line {what}");
+                clap::Error::raw(ErrorKind::ValueValidation, message)
+            })?;
+        }
+        self.pipeline_flags = config::options::definitions::<PipelineOptions>()
+            .iter()
+            .filter(|arg| source_of(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
+            .map(|arg| arg.get_long().map_or_else(|| "SOURCE".to_owned(), |long| format!("--{long}")))
+            .collect();
+        Ok(())
+    }
+
+    fn settings(self) -> Result<Settings, Halt> {
+        let PipelineArgs { pipeline, process, pipeline_flags, without_sink } = self;
+        Ok(Settings::load(Said { pipeline, process, pipeline_flags, without_sink })?)
+    }
+}
+
+/// Carries out a command.
+pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
+    match cli.command {
+        Command::Run(args) => {
+            let settings = args.settings()?;
+            logging::start(settings.process.log_format);
+            block_on(run::run(settings))
+        }
+        Command::Check(args) => {
+            let settings = args.settings()?;
+            logging::start(settings.process.log_format);
+            block_on(check::run(settings))
+        }
+        Command::Init(InitArgs { pipelines, init }) => {
+            let settings = pipelines.settings()?;
+            logging::start(settings.process.log_format);
+            block_on(init::run(settings, init))
+        }
+        Command::Status(args) => block_on(status::run(args)),
+        Command::Demo(args) => {
+            logging::start(None);
+            block_on(demo::run(args))
+        }
+        Command::Completions { shell } => print(&completions::script(shell)),
+        Command::Man { subcommand } => print(&man::page(subcommand.as_deref())?),
+        Command::ConfigReference => print(config::reference::markdown().as_bytes()),
+    }
+}
+
+fn block_on(command: impl Future<Output = Result<ExitCode, Halt>>) -> Result<ExitCode, Halt> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| unexpected(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(command)
+}
+
+/// Writes to stdout. A reader that has seen enough, like `head`, is no failure.
+fn print(bytes: &[u8]) -> Result<ExitCode, Halt> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(unexpected(format!("cannot write to stdout: {error}")))
+        }
+        _ => Ok(ExitCode::Done),
+    }
+}
+
+fn unexpected(what: String) -> Halt {
+    Halt { code: ExitCode::Unexpected, what, remedy: String::new() }
+}
+
+#[cfg(test)]
+mod tests;

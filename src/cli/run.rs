@@ -1,0 +1,87 @@
+//! `outboxd run`: every pipeline of the configuration, until stopped or ended.
+
+use std::sync::Arc;
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::admin::{self, Observed};
+use crate::cli::unexpected;
+use crate::config::{Brokers, Settings};
+use crate::failure::{ExitCode, Halt};
+use crate::metrics::Metrics;
+use crate::pipeline::{self, PipelineStatus, Stop};
+
+/// Runs until all pipelines have ended. The code is the highest of theirs.
+pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
+    // Kept until the end: the in-process broker lives as long as this.
+    let _embedded = embed_broker(&mut settings)?;
+    let metrics = Metrics::default();
+    let statuses: Vec<_> = settings
+        .pipelines
+        .iter()
+        .map(|pipeline| Arc::new(PipelineStatus::new(&pipeline.name, metrics.pipeline(&pipeline.name))))
+        .collect();
+    let observed = Arc::new(Observed { metrics, pipelines: statuses.clone() });
+    if let Some((listener, _)) = admin::bind(&settings.process.admin).await? {
+        tokio::spawn(admin::serve(listener, observed));
+    }
+
+    let (stopper, stop) = Stop::new();
+    let mut running = JoinSet::new();
+    for (pipeline, status) in settings.pipelines.into_iter().zip(statuses) {
+        let stop = stop.clone();
+        running.spawn(async move { (pipeline.name.clone(), pipeline::run(&pipeline, &status, &stop).await) });
+    }
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut worst: Option<Halt> = None;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => stopper.send_replace(true),
+            _ = interrupt.recv() => stopper.send_replace(true),
+            ended = running.join_next() => match ended {
+                None => break,
+                Some(Err(died)) => return Err(unexpected(format!("a pipeline died: {died}"))),
+                Some(Ok((name, Ok(())))) => {
+                    tracing::info!(pipeline = name, "ended");
+                    false
+                }
+                Some(Ok((name, Err(halt)))) => {
+                    tracing::error!(pipeline = name, code = halt.code as u8, "{halt}");
+                    if settings.process.fail_fast {
+                        stopper.send_replace(true);
+                    }
+                    if worst.as_ref().is_none_or(|worst| worst.code < halt.code) {
+                        worst = Some(halt);
+                    }
+                    false
+                }
+            },
+        };
+    }
+    worst.map_or(Ok(ExitCode::Done), Err)
+}
+
+fn no_signals(error: std::io::Error) -> Halt {
+    unexpected(format!("cannot listen for signals: {error}"))
+}
+
+/// Starts the in-process broker where a pipeline asks for it, and puts its address in its place.
+fn embed_broker(settings: &mut Settings) -> Result<Option<MockCluster<'static, DefaultProducerContext>>, Halt> {
+    let asked = |brokers: &Brokers| *brokers == Brokers::Embedded;
+    if !settings.pipelines.iter().any(|pipeline| asked(&pipeline.kafka.brokers)) {
+        return Ok(None);
+    }
+    let cluster = MockCluster::new(1).map_err(|error| unexpected(format!("no embedded broker: {error}")))?;
+    let address = cluster.bootstrap_servers();
+    tracing::info!(address, "started the embedded Kafka broker; what it holds ends with this process");
+    for pipeline in &mut settings.pipelines {
+        if asked(&pipeline.kafka.brokers) {
+            pipeline.kafka.brokers = Brokers::Servers(address.clone());
+        }
+    }
+    Ok(Some(cluster))
+}

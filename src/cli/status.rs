@@ -1,0 +1,163 @@
+//! `outboxd status`: asks a running outboxd at its admin address and shows the answer as a table.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::StatusArgs;
+use crate::failure::{ExitCode, Halt};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Far above what any number of pipelines can fill: guards against an address that is something else.
+const LARGEST_ANSWER: u64 = 64 << 20;
+
+pub async fn run(args: StatusArgs) -> Result<ExitCode, Halt> {
+    let answer = match timeout(PATIENCE, get(&args.admin, "/status")).await {
+        Ok(answer) => answer.map_err(|what| unanswered(&args.admin, &what))?,
+        Err(_) => return Err(unanswered(&args.admin, "no answer in time")),
+    };
+    let shown = if args.json {
+        format!("{}\n", answer.trim_end())
+    } else {
+        table(&answer).map_err(|error| unanswered(&args.admin, &format!("the answer cannot be read: {error}")))?
+    };
+    super::print(shown.as_bytes())
+}
+
+fn unanswered(address: &str, what: &str) -> Halt {
+    Halt {
+        code: ExitCode::Unexpected,
+        what: format!("no status from http://{address}/status: {what}"),
+        remedy: "is outboxd running there? Its log says which admin address it took; give it by --admin".to_owned(),
+    }
+}
+
+/// One GET. HTTP/1.0 has the server answer without chunks and close: the body is what follows the head.
+async fn get(address: &str, path: &str) -> Result<String, String> {
+    let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
+    let mut answer = Vec::new();
+    stream.take(LARGEST_ANSWER).read_to_end(&mut answer).await.map_err(|error| error.to_string())?;
+    let answer = String::from_utf8(answer).map_err(|_| "the answer is not UTF-8".to_owned())?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("the answer is not HTTP")?;
+    let status_line = head.lines().next().unwrap_or_default();
+    match status_line.split_whitespace().nth(1) {
+        Some("200") if status_line.starts_with("HTTP/1.") => Ok(body.to_owned()),
+        _ => Err(format!("the answer is `{status_line}`")),
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    pipelines: Vec<Pipeline>,
+}
+
+/// A pipeline as /status shows it. What an older or newer outboxd leaves out is shown as a dash.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Pipeline {
+    name: String,
+    state: Option<String>,
+    position: Option<String>,
+    lag_bytes: Option<u64>,
+    lag_seconds: Option<f64>,
+    in_flight: Option<u64>,
+    leader: Option<bool>,
+    last_error: Option<String>,
+}
+
+const HEADINGS: [&str; 8] = ["PIPELINE", "STATE", "POSITION", "LAG", "BEHIND", "IN FLIGHT", "LEADER", "LAST ERROR"];
+
+fn table(answer: &str) -> Result<String, serde_json::Error> {
+    let answer: Answer = serde_json::from_str(answer)?;
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(answer.pipelines.into_iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    });
+    Ok(lines.collect())
+}
+
+fn row(pipeline: Pipeline) -> [String; HEADINGS.len()] {
+    let dash = || "-".to_owned();
+    [
+        pipeline.name,
+        pipeline.state.unwrap_or_else(dash),
+        pipeline.position.unwrap_or_else(dash),
+        pipeline.lag_bytes.map_or_else(dash, bytes),
+        pipeline.lag_seconds.map_or_else(dash, |seconds| format!("{seconds:.1} s")),
+        pipeline.in_flight.map_or_else(dash, |events| events.to_string()),
+        pipeline.leader.map_or_else(dash, |leader| if leader { "yes" } else { "no" }.to_owned()),
+        // One line each, whatever the error.
+        pipeline.last_error.map_or_else(dash, |error| error.split_whitespace().collect::<Vec<_>>().join(" ")),
+    ]
+}
+
+fn bytes(count: u64) -> String {
+    let (unit, size) = match count {
+        0..1024 => return format!("{count} B"),
+        1024..1_048_576 => ("KiB", 1_u64 << 10),
+        1_048_576..1_073_741_824 => ("MiB", 1 << 20),
+        _ => ("GiB", 1 << 30),
+    };
+    format!("{:.1} {unit}", count as f64 / size as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    const ANSWER: &str = r#"{"version":"1","pipelines":[
+        {"name":"orders","state":"streaming","position":"16/B374D848","lag_bytes":2048,"lag_seconds":0.25,"in_flight":7,"leader":true,"last_error":null},
+        {"name":"a","state":"standby","leader":false,"last_error":"slot\nis held"}]}"#;
+
+    #[test]
+    fn the_table_is_aligned() {
+        let expected = "\
+PIPELINE  STATE      POSITION     LAG      BEHIND  IN FLIGHT  LEADER  LAST ERROR
+orders    streaming  16/B374D848  2.0 KiB  0.2 s   7          yes     -
+a         standby    -            -        -       -          no      slot is held
+";
+        assert_eq!(table(ANSWER).unwrap(), expected);
+    }
+
+    async fn answered(answer: &str) -> Result<String, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).await.unwrap();
+            assert!(request[..length].starts_with(b"GET /status HTTP/1.0\r\n"));
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        };
+        tokio::join!(get(&address, "/status"), server).0
+    }
+
+    #[tokio::test]
+    async fn status_asks_the_admin_address() {
+        let ok = format!("HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{ANSWER}");
+        assert_eq!(answered(&ok).await.unwrap(), ANSWER);
+        let missing = answered("HTTP/1.1 404 Not Found\r\n\r\n").await.unwrap_err();
+        assert_eq!(missing, "the answer is `HTTP/1.1 404 Not Found`");
+        assert_eq!(answered("SSH-2.0-OpenSSH\r\n").await.unwrap_err(), "the answer is not HTTP");
+    }
+
+    #[tokio::test]
+    async fn an_outboxd_that_is_not_there_is_said_with_the_remedy() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let admin = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let halt = run(StatusArgs { admin: admin.clone(), json: false }).await.unwrap_err();
+        assert!(halt.to_string().contains(&admin) && halt.to_string().contains("--admin"), "{halt}");
+    }
+}

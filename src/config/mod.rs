@@ -1,0 +1,35 @@
+//! What the user asked for, from words to settings.
+//!
+//! ```text
+//!   flags ─▶ environment ─▶ file ─▶ defaults        each a layer of the same options, the first that says something wins
+//!        options.rs        file.rs    options.rs
+//!                    └────────┬────────┘
+//!                  resolve.rs ─▶ settings.rs        typed and validated: every problem at once
+//! ```
+//!
+//! An option is defined once, in `options.rs`: its flag, environment variable, key in the file, default, help text and
+//! line in docs/config.md all come from there.
+
+mod file;
+mod kafka_options;
+pub(crate) mod options;
+mod problem;
+pub mod reference;
+mod resolve;
+mod secret;
+mod settings;
+mod source_url;
+mod values;
+
+pub use file::{FileOptions, parse};
+pub use kafka_options::{KafkaOption, OptionValue};
+pub use options::{LogFormat, PipelineOptions, ProcessOptions, Snapshot};
+pub use problem::{ConfigError, Problem};
+pub use resolve::Said;
+pub use secret::Secret;
+pub use settings::{
+    Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, PostgresSettings, ProcessSettings, RouteSettings,
+    Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+};
+pub use source_url::{SourceUrl, redact_url};
+pub use values::{Assignment, ByteSize, Span};

@@ -1,0 +1,406 @@
+//! The options of a pipeline and of the process: their one definition.
+//!
+//! Each field is at once a flag, an environment variable (`OUTBOXD_` and the flag's name) and a key of the config file;
+//! its doc comment is the help text, the man page's and the reference's. All are optional here, because the same struct
+//! is a layer of what was said on the command line, in the environment and in the file, and, with the definitions'
+//! `default_value`s, the layer below them all.
+
+use std::path::PathBuf;
+
+use clap::builder::{BoolishValueParser, Resettable};
+use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
+use serde::Deserialize;
+
+use super::secret::Secret;
+use super::values::{self, Assignment, ByteSize, Span};
+use crate::route::layout::LAYOUTS as LAYOUT_TABLE;
+
+/// The layouts a row may have.
+pub const LAYOUTS: [&str; LAYOUT_TABLE.len()] = {
+    let mut names = [""; LAYOUT_TABLE.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = LAYOUT_TABLE[index].name;
+        index += 1;
+    }
+    names
+};
+
+/// What happens to the rows that are in the table before the log is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Snapshot {
+    /// They are left alone
+    None,
+    /// They are delivered first, consistently with the log
+    Existing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// What was said about one pipeline, in one layer.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PipelineOptions {
+    /// Where the outbox is: postgres://user@host:5432/database
+    ///
+    /// Several hosts (`host1,host2`) are tried in turn for fail-over, with `target_session_attrs` as libpq has it. TLS
+    /// is spelt as libpq spells it: `?sslmode=verify-full&sslrootcert=/path`. What the URL leaves out comes from PG*
+    /// variables and ~/.pgpass.
+    #[arg(value_name = "SOURCE", env = "OUTBOXD_SOURCE")]
+    pub source: Option<Secret>,
+
+    /// How changes are found: `log` reads the database's own log
+    #[arg(long, env = "OUTBOXD_CAPTURE", value_name = "HOW", default_value = "log", help_heading = "Source")]
+    pub capture: Option<String>,
+
+    /// Outbox table, `table` or `schema.table`; repeatable [default: the layout's own]
+    #[arg(long, env = "OUTBOXD_TABLE", value_name = "TABLE", value_delimiter = ',', help_heading = "Source")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub table: Vec<String>,
+
+    /// PostgreSQL replication slot [default: outboxd_<database>]
+    #[arg(long, env = "OUTBOXD_SLOT", value_name = "SLOT", help_heading = "Source")]
+    pub slot: Option<String>,
+
+    /// PostgreSQL publication
+    #[arg(
+        long,
+        env = "OUTBOXD_PUBLICATION",
+        value_name = "PUBLICATION",
+        default_value = "outboxd",
+        help_heading = "Source"
+    )]
+    pub publication: Option<String>,
+
+    /// Never create slot or publication; exit 3 when one is missing
+    #[arg(long, env = "OUTBOXD_NO_CREATE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Source")]
+    pub no_create: Option<bool>,
+
+    /// Logical messages with this prefix (pg_logical_emit_message) are outbox events too; repeatable [default: none]
+    #[arg(long, env = "OUTBOXD_MESSAGE_PREFIX", value_name = "PREFIX", value_delimiter = ',', help_heading = "Source")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub message_prefix: Vec<String>,
+
+    /// What to do on the very first start with rows already in the table
+    #[arg(
+        long,
+        env = "OUTBOXD_SNAPSHOT",
+        value_enum,
+        value_name = "WHAT",
+        default_value = "none",
+        help_heading = "Source"
+    )]
+    pub snapshot: Option<Snapshot>,
+
+    /// Where the log is entered when no position is stored: now, earliest, or a position as `status` prints it
+    #[arg(long, env = "OUTBOXD_START", value_name = "POSITION", default_value = "now", help_heading = "Source")]
+    pub start: Option<String>,
+
+    /// Which column of the table plays which role
+    #[arg(long, env = "OUTBOXD_LAYOUT", value_name = "LAYOUT", value_parser = LAYOUTS, default_value = "native", help_heading = "Routing")]
+    pub layout: Option<String>,
+
+    /// Column that plays a role of the layout, e.g. `key=customer_id`, or `key=/customer/id` inside a JSON payload; repeatable
+    ///
+    /// Roles: id, key, topic, type, payload, headers, timestamp, version. In the file: `column = { key = "customer_id" }`.
+    #[arg(long, env = "OUTBOXD_COLUMN", value_name = "ROLE=NAME", value_delimiter = ',', help_heading = "Routing")]
+    #[serde(deserialize_with = "values::assignments")]
+    pub column: Vec<Assignment>,
+
+    /// Record header taken from a column, e.g. `eventType=type`; repeatable
+    ///
+    /// These come in addition to the layout's own headers. In the file: `header = { eventType = "type" }`.
+    #[arg(long, env = "OUTBOXD_HEADER", value_name = "NAME=COLUMN", value_delimiter = ',', help_heading = "Routing")]
+    #[serde(deserialize_with = "values::assignments")]
+    pub header: Vec<Assignment>,
+
+    /// Topic, or a template with columns or roles in braces: `outbox.event.{aggregatetype}` [default: the row's topic, else the layout's]
+    #[arg(long, env = "OUTBOXD_TOPIC", value_name = "TOPIC", help_heading = "Routing")]
+    pub topic: Option<String>,
+
+    /// Deliver a null payload as a tombstone, which a compacted topic takes as a deletion
+    ///
+    /// Without it the value of such a record is the JSON literal `null`, so that no row deletes anything by accident.
+    #[arg(long, env = "OUTBOXD_TOMBSTONE_ON_NULL", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Routing")]
+    pub tombstone_on_null: Option<bool>,
+
+    /// Kafka's bootstrap servers, `host:port,host:port`; `embedded` starts a broker inside the process, for trying out
+    #[arg(long, env = "OUTBOXD_BROKERS", value_name = "SERVERS", help_heading = "Kafka")]
+    pub brokers: Option<String>,
+
+    /// Create missing topics, with the broker's own defaults or these numbers [default: off]
+    #[arg(long, env = "OUTBOXD_CREATE_TOPICS", value_name = "PARTITIONS[:REPLICATION]", num_args = 0..=1, default_missing_value = "true", help_heading = "Kafka")]
+    #[serde(deserialize_with = "values::optional_scalar_text")]
+    pub create_topics: Option<String>,
+
+    /// Setting of librdkafka, or of the Java producer by its common name; repeatable
+    ///
+    /// What would break a guarantee (acks, idempotence, partitioner, time-outs) is refused with the reason. In the file
+    /// a table: `kafka = { "linger.ms" = 5 }`. In the environment one setting a line.
+    #[arg(
+        long,
+        env = "OUTBOXD_KAFKA",
+        value_name = "KEY=VALUE",
+        value_parser = values::unchecked_assignment,
+        help_heading = "Kafka"
+    )]
+    #[serde(deserialize_with = "values::assignments")]
+    pub kafka: Vec<Assignment>,
+
+    /// Accept --kafka settings that break a guarantee
+    #[arg(long = "unsafe", env = "OUTBOXD_UNSAFE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Kafka")]
+    #[serde(rename = "unsafe")]
+    pub unsafe_settings: Option<bool>,
+
+    /// Where records go
+    #[arg(long, env = "OUTBOXD_SINK", value_name = "SINK", default_value = "kafka", help_heading = "Delivery")]
+    pub sink: Option<String>,
+
+    /// Promise made to consumers
+    #[arg(
+        long,
+        env = "OUTBOXD_DELIVERY",
+        value_name = "PROMISE",
+        default_value = "at-least-once",
+        help_heading = "Delivery"
+    )]
+    pub delivery: Option<String>,
+
+    /// Where the confirmed position is kept beside the slot: `source` is the table outboxd_checkpoint
+    #[arg(long, env = "OUTBOXD_CHECKPOINT", value_name = "WHERE", default_value = "source", help_heading = "Delivery")]
+    pub checkpoint: Option<String>,
+
+    /// How often the position is stored; a crash replays at most this much
+    #[arg(
+        long,
+        env = "OUTBOXD_CHECKPOINT_INTERVAL",
+        value_name = "DURATION",
+        default_value = "1s",
+        help_heading = "Delivery"
+    )]
+    pub checkpoint_interval: Option<Span>,
+
+    /// Where a record goes that cannot be delivered: `topic:NAME`, or `none`, which ends the pipeline with exit 6
+    #[arg(long, env = "OUTBOXD_DEAD_LETTER", value_name = "PLACE", default_value = "none", help_heading = "Delivery")]
+    pub dead_letter: Option<String>,
+
+    /// How many events may be sent and not yet acknowledged
+    #[arg(
+        long,
+        env = "OUTBOXD_MAX_IN_FLIGHT",
+        value_name = "EVENTS",
+        default_value = "50000",
+        help_heading = "Delivery"
+    )]
+    pub max_in_flight: Option<usize>,
+
+    /// How many bytes may be sent and not yet acknowledged; bounds the memory used
+    #[arg(
+        long,
+        env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
+        value_name = "SIZE",
+        default_value = "32MiB",
+        help_heading = "Delivery"
+    )]
+    pub max_in_flight_bytes: Option<ByteSize>,
+
+    /// Pipeline's name: metrics label, checkpoint and lock key [default: the file's [pipeline.NAME], else the slot's name]
+    #[arg(long, env = "OUTBOXD_NAME", value_name = "NAME", help_heading = "Operation")]
+    pub name: Option<String>,
+
+    /// Exit 0 once all that was committed before the start is delivered and confirmed
+    #[arg(long, env = "OUTBOXD_UNTIL_CAUGHT_UP", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Operation")]
+    pub until_caught_up: Option<bool>,
+
+    /// Exit 7 instead of waiting when another instance holds the pipeline
+    #[arg(long, env = "OUTBOXD_NO_STANDBY", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Operation")]
+    pub no_standby: Option<bool>,
+
+    /// How long a stop waits for acknowledgements; what has none by then is not confirmed and comes again
+    #[arg(
+        long,
+        env = "OUTBOXD_SHUTDOWN_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "20s",
+        help_heading = "Operation"
+    )]
+    pub shutdown_timeout: Option<Span>,
+
+    /// Reconnect to the source when it has been silent for this long although it should have spoken
+    #[arg(
+        long,
+        env = "OUTBOXD_STALL_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "60s",
+        help_heading = "Operation"
+    )]
+    pub stall_timeout: Option<Span>,
+}
+
+/// What was said about the process, in one layer.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ProcessOptions {
+    /// TOML file with one or more pipelines
+    #[arg(long, env = "OUTBOXD_CONFIG", value_name = "FILE", help_heading = "Operation")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Address of health, metrics and status, or `off`
+    ///
+    /// When the default is taken a free port is used and said; a taken address that was asked for is exit 2.
+    #[arg(
+        long,
+        env = "OUTBOXD_ADMIN",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:7420",
+        help_heading = "Operation"
+    )]
+    pub admin: Option<String>,
+
+    /// Token for admin requests that change state; without one they are refused unless the address is loopback
+    #[arg(long, env = "OUTBOXD_ADMIN_TOKEN", value_name = "TOKEN", help_heading = "Operation")]
+    pub admin_token: Option<Secret>,
+
+    /// How the log on stderr is written; its level is RUST_LOG's [default: text on a terminal, json otherwise]
+    #[arg(long, env = "OUTBOXD_LOG_FORMAT", value_enum, value_name = "FORMAT", help_heading = "Operation")]
+    pub log_format: Option<LogFormat>,
+
+    /// End the process as soon as one pipeline ends for good, instead of when all have
+    #[arg(long, env = "OUTBOXD_FAIL_FAST", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Operation")]
+    pub fail_fast: Option<bool>,
+}
+
+impl PipelineOptions {
+    /// The layer below all others: what the definitions say.
+    pub fn defaults() -> Self {
+        defaults()
+    }
+
+    /// This layer, and beneath it `lower` where this one says nothing. A list replaces the lower one; assignments are
+    /// laid over the lower ones key by key.
+    pub fn over(self, lower: Self) -> Self {
+        let list = |upper: Vec<String>, lower: Vec<String>| if upper.is_empty() { lower } else { upper };
+        PipelineOptions {
+            source: self.source.or(lower.source),
+            name: self.name.or(lower.name),
+            capture: self.capture.or(lower.capture),
+            table: list(self.table, lower.table),
+            slot: self.slot.or(lower.slot),
+            publication: self.publication.or(lower.publication),
+            no_create: self.no_create.or(lower.no_create),
+            message_prefix: list(self.message_prefix, lower.message_prefix),
+            snapshot: self.snapshot.or(lower.snapshot),
+            start: self.start.or(lower.start),
+            layout: self.layout.or(lower.layout),
+            column: values::assign_over(self.column, lower.column),
+            header: values::assign_over(self.header, lower.header),
+            topic: self.topic.or(lower.topic),
+            tombstone_on_null: self.tombstone_on_null.or(lower.tombstone_on_null),
+            brokers: self.brokers.or(lower.brokers),
+            create_topics: self.create_topics.or(lower.create_topics),
+            kafka: values::assign_over(self.kafka, lower.kafka),
+            unsafe_settings: self.unsafe_settings.or(lower.unsafe_settings),
+            sink: self.sink.or(lower.sink),
+            delivery: self.delivery.or(lower.delivery),
+            checkpoint: self.checkpoint.or(lower.checkpoint),
+            checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),
+            dead_letter: self.dead_letter.or(lower.dead_letter),
+            max_in_flight: self.max_in_flight.or(lower.max_in_flight),
+            max_in_flight_bytes: self.max_in_flight_bytes.or(lower.max_in_flight_bytes),
+            until_caught_up: self.until_caught_up.or(lower.until_caught_up),
+            no_standby: self.no_standby.or(lower.no_standby),
+            shutdown_timeout: self.shutdown_timeout.or(lower.shutdown_timeout),
+            stall_timeout: self.stall_timeout.or(lower.stall_timeout),
+        }
+    }
+}
+
+impl ProcessOptions {
+    pub fn defaults() -> Self {
+        defaults()
+    }
+
+    pub fn over(self, lower: Self) -> Self {
+        ProcessOptions {
+            config: self.config.or(lower.config),
+            admin: self.admin.or(lower.admin),
+            admin_token: self.admin_token.or(lower.admin_token),
+            log_format: self.log_format.or(lower.log_format),
+            fail_fast: self.fail_fast.or(lower.fail_fast),
+        }
+    }
+}
+
+/// The defaults of a set of options: what an empty command line in an empty environment gives.
+fn defaults<O: Args + FromArgMatches + Default>() -> O {
+    let definitions = O::augment_args(Command::new("defaults").no_binary_name(true));
+    let parsed = definitions.mut_args(without_environment).try_get_matches_from(std::iter::empty::<&str>());
+    // The definitions are fixed and nothing is required: a test holds this.
+    parsed.and_then(|matches| O::from_arg_matches(&matches)).unwrap_or_default()
+}
+
+pub(crate) fn without_environment(arg: Arg) -> Arg {
+    arg.env(Resettable::Reset)
+}
+
+/// The definitions' keys in the file.
+pub(super) fn keys<O: Args>() -> Vec<String> {
+    definitions::<O>().iter().map(key).filter(|key| key != "config").collect()
+}
+
+pub(crate) fn definitions<O: Args>() -> Vec<Arg> {
+    O::augment_args(Command::new("definitions")).get_arguments().cloned().collect()
+}
+
+/// An option's key in the file: its flag's name, or a positional's in kebab case.
+pub(super) fn key(arg: &Arg) -> String {
+    arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_definitions() {
+        let defaults = PipelineOptions::defaults();
+        assert_eq!(defaults.layout.as_deref(), Some("native"));
+        assert_eq!(defaults.shutdown_timeout, Some("20s".parse().unwrap()));
+        assert_eq!(defaults.no_create, None);
+        assert_eq!(ProcessOptions::defaults().admin.as_deref(), Some("127.0.0.1:7420"));
+    }
+
+    #[test]
+    fn every_option_has_an_environment_variable_of_its_name() {
+        let all = definitions::<PipelineOptions>().into_iter().chain(definitions::<ProcessOptions>());
+        for arg in all {
+            let expected = format!("OUTBOXD_{}", key(&arg).replace('-', "_").to_uppercase());
+            assert_eq!(arg.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
+            assert!(arg.get_help().is_some(), "{expected} is undocumented");
+            assert!(arg.is_positional() || arg.get_help_heading().is_some(), "{expected} has no heading");
+        }
+    }
+
+    #[test]
+    fn every_option_has_a_key_of_its_name_in_the_file() {
+        let error = toml::from_str::<PipelineOptions>("no-such-key = 1").unwrap_err();
+        let mut keys = keys::<PipelineOptions>();
+        keys.extend(super::keys::<ProcessOptions>());
+        let process = toml::from_str::<ProcessOptions>("no-such-key = 1").unwrap_err();
+        let known = format!("{} {}", error.message(), process.message());
+        for key in &keys {
+            assert!(known.contains(&format!("`{key}`")), "{key} is not a key of the file");
+        }
+        // Two for the unknown key itself, named in each message.
+        assert_eq!(known.matches('`').count() / 2, keys.len() + 2, "{known}");
+    }
+}

@@ -1,0 +1,449 @@
+//! From layers of options to settings: who wins, what is derived from what, and whether it makes sense.
+//!
+//! Flag over environment over file over default. A flag or variable of the pipeline speaks of the one pipeline there
+//! is. When the file holds several, a pipeline's flag is a usage error, since it cannot mean one of them, and a
+//! pipeline's environment variable fills in what each table leaves out: the table, which names its pipeline, wins.
+
+use super::file::{self, FileOptions};
+use super::kafka_options::{self, Guard, OptionValue};
+use super::options::{LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
+use super::problem::{ConfigError, Problem, nearest};
+use super::secret::Secret;
+use super::settings::{
+    Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, PostgresSettings, ProcessSettings, RouteSettings,
+    Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+};
+use super::source_url::{SourceUrl, UrlParts};
+use super::values::{Assignment, ByteSize, Span};
+use crate::route::layout::Layout;
+
+/// PostgreSQL cuts names off at 63 bytes.
+const LONGEST_NAME: usize = 63;
+
+/// What was said on the command line and in the environment.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    pub pipeline: PipelineOptions,
+    pub process: ProcessOptions,
+    /// The pipeline's flags that stood on the command line, for messages.
+    pub pipeline_flags: Vec<String>,
+    /// No record will be sent: brokers may be missing.
+    pub without_sink: bool,
+}
+
+impl Settings {
+    /// Reads the config file, if one was named, and resolves all layers.
+    pub fn load(said: Said) -> Result<Settings, ConfigError> {
+        let file = said.process.config.as_deref().map(file::read).transpose()?;
+        Settings::resolve(said, file)
+    }
+
+    /// Resolves all layers; reports every problem.
+    pub fn resolve(said: Said, file: Option<FileOptions>) -> Result<Settings, ConfigError> {
+        let mut problems = Vec::new();
+        let (process_file, layers) = match file {
+            None => (ProcessOptions::default(), vec![(None, said.pipeline)]),
+            Some(FileOptions { process, pipelines }) => {
+                let several = pipelines.len() > 1;
+                if several && !said.pipeline_flags.is_empty() {
+                    let what = "with several pipelines in the file a flag cannot mean one of them: set it in the file";
+                    problems.push(Problem::new(said.pipeline_flags.join(", "), what));
+                }
+                let layered = pipelines.into_iter().map(|(name, table)| {
+                    let said = said.pipeline.clone();
+                    let layer = if several { table.over(said) } else { said.over(table) };
+                    (Some(name), layer)
+                });
+                (process, layered.collect())
+            }
+        };
+        let process = process_settings(said.process.over(process_file), &mut problems);
+        let pipelines: Vec<_> = layers
+            .into_iter()
+            .filter_map(|(name, layer)| {
+                let mut resolver = Resolver { table: name, without_sink: said.without_sink, problems: Vec::new() };
+                let pipeline = resolver.pipeline(layer.over(PipelineOptions::defaults()));
+                problems.append(&mut resolver.problems);
+                pipeline
+            })
+            .collect();
+        problems.extend(clashes(&pipelines));
+        match process {
+            Some(process) if problems.is_empty() => Ok(Settings { process, pipelines }),
+            _ => Err(ConfigError { problems }),
+        }
+    }
+}
+
+fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option<ProcessSettings> {
+    let chosen = said.admin.is_some();
+    let options = said.over(ProcessOptions::defaults());
+    let mut found = Vec::new();
+    let admin = match options.admin.map(|address| Secret::from(address).reveal()).transpose() {
+        Ok(Some(address)) if address != "off" => match address.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Admin::Listen { address, chosen },
+            _ => {
+                found.push(Problem::new("--admin", format!("`{address}` is neither HOST:PORT nor `off`")));
+                Admin::Off
+            }
+        },
+        Ok(_) => Admin::Off,
+        Err(error) => {
+            found.extend(error.problems);
+            Admin::Off
+        }
+    };
+    if let Some(Err(error)) = options.admin_token.as_ref().map(Secret::reveal) {
+        found.extend(error.problems);
+    }
+    let usable = found.is_empty();
+    problems.append(&mut found);
+    usable.then(|| ProcessSettings {
+        admin,
+        admin_token: options.admin_token,
+        log_format: options.log_format,
+        fail_fast: options.fail_fast.unwrap_or(false),
+    })
+}
+
+/// Pipelines that would be taken for each other.
+fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (at, pipeline) in pipelines.iter().enumerate() {
+        for earlier in &pipelines[..at] {
+            let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source);
+            if pipeline.name == earlier.name {
+                let what = "two pipelines have this name: give one another `name`";
+                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+            } else if one.url == other.url && one.slot == other.slot {
+                let what = format!("reads the slot {} as {} does: give each its own `slot`", one.slot, earlier.name);
+                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+            }
+        }
+    }
+    problems
+}
+
+/// Resolves one pipeline, collecting its problems.
+struct Resolver {
+    /// The pipeline's table in the file, if it has one.
+    table: Option<String>,
+    without_sink: bool,
+    problems: Vec<Problem>,
+}
+
+impl Resolver {
+    fn problem(&mut self, key: &str, what: impl Into<String>) {
+        let place = match (&self.table, key) {
+            (Some(table), _) => format!("pipeline {table}: {key}"),
+            (None, "source") => "SOURCE".to_owned(),
+            (None, _) => format!("--{key}"),
+        };
+        self.problems.push(Problem::new(place, what));
+    }
+
+    fn not_yet(&mut self, key: &str, what: &str) {
+        self.problem(key, format!("{what} is not available yet"));
+    }
+
+    /// A free text's value, following a reference. Empty means nothing was said.
+    fn text(&mut self, key: &str, said: Option<String>) -> Option<String> {
+        match Secret::from(said?).reveal() {
+            Ok(text) => Some(text).filter(|text| !text.is_empty()),
+            Err(error) => {
+                self.problem(key, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn pipeline(&mut self, said: PipelineOptions) -> Option<PipelineSettings> {
+        self.unavailable(&said);
+        let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
+        let kafka = self.kafka(said.brokers, said.kafka, said.unsafe_settings, said.create_topics, &window);
+        let route = RouteSettings {
+            layout: self.layout(said.layout),
+            columns: said.column.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
+            headers: said.header.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
+            topic: self.text("topic", said.topic),
+            tombstone_on_null: said.tombstone_on_null.unwrap_or(false),
+        };
+        let dead_letter = self.dead_letter(said.dead_letter);
+        let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
+        let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
+        let name = self.text("name", said.name);
+        let start = self.start(said.start);
+        let mut tables = self.tables(said.table);
+        if tables.is_empty() && said.message_prefix.is_empty() {
+            let own = Layout::named(&route.layout).map_or(&[][..], |layout| layout.tables);
+            tables = own.iter().map(|name| TableName { schema: None, name: (*name).to_owned() }).collect();
+        }
+        let slot = self.text("slot", said.slot);
+        let publication = self.text("publication", said.publication).unwrap_or_default();
+        self.check_length("publication", &publication);
+        let (url, database) = self.source(said.source)?;
+        let slot = slot.unwrap_or_else(|| default_slot(&database));
+        self.check_slot(&slot);
+        let name = name.or_else(|| self.table.clone()).unwrap_or_else(|| slot.clone());
+        let source = PostgresSettings {
+            url,
+            slot,
+            publication,
+            no_create: said.no_create.unwrap_or(false),
+            message_prefixes: said.message_prefix,
+            snapshot: said.snapshot.unwrap_or(Snapshot::None),
+            start: start?,
+            tables,
+        };
+        Some(PipelineSettings {
+            name,
+            source: SourceSettings::Postgres(source),
+            route,
+            kafka: kafka?,
+            dead_letter,
+            window,
+            checkpoint_interval,
+            until_caught_up: said.until_caught_up.unwrap_or(false),
+            no_standby: said.no_standby.unwrap_or(false),
+            shutdown_timeout: said.shutdown_timeout.map_or_else(Default::default, |span| span.0),
+            stall_timeout,
+        })
+    }
+
+    /// Words of the contract whose time has not come, and words that are none.
+    fn unavailable(&mut self, said: &PipelineOptions) {
+        let word = |option: &Option<String>| option.clone().unwrap_or_default();
+        match word(&said.capture).as_str() {
+            "log" => {}
+            "poll" => self.not_yet("capture", "polling"),
+            other => self.problem("capture", format!("`{other}` is not a way of capture; there is `log`")),
+        }
+        match word(&said.sink).as_str() {
+            "kafka" => {}
+            "stdout" => self.not_yet("sink", "the sink stdout"),
+            url if url.starts_with("http") => self.not_yet("sink", "the HTTP sink"),
+            url if url.starts_with("amqp") => self.not_yet("sink", "the RabbitMQ sink"),
+            other => self.problem("sink", format!("`{other}` is not a sink; there is `kafka`")),
+        }
+        match word(&said.delivery).as_str() {
+            "at-least-once" => {}
+            "exactly-once" => self.not_yet("delivery", "exactly-once delivery"),
+            other => self.problem("delivery", format!("`{other}` is not a promise; there is `at-least-once`")),
+        }
+        match word(&said.checkpoint).as_str() {
+            "source" => {}
+            "kafka" => self.not_yet("checkpoint", "a checkpoint in Kafka"),
+            path if path.starts_with("file:") => self.not_yet("checkpoint", "a checkpoint in a file"),
+            other => self.problem("checkpoint", format!("`{other}` is not a place; there is `source`")),
+        }
+    }
+
+    /// The source's address and its database's name.
+    fn source(&mut self, said: Option<Secret>) -> Option<(SourceUrl, String)> {
+        let Some(secret) = said else {
+            self.problem("source", "is missing: where the outbox is, for instance postgres://user@host/database");
+            return None;
+        };
+        let url = match secret.reveal() {
+            Ok(url) => url,
+            Err(error) => {
+                self.problem("source", error.to_string());
+                return None;
+            }
+        };
+        let Some(parts) = UrlParts::parse(&url) else {
+            self.problem("source", "is not a URL; it looks like postgres://user@host/database");
+            return None;
+        };
+        match parts.scheme.as_str() {
+            "postgres" | "postgresql" => {
+                let variable = |name: &str| std::env::var(name).ok();
+                Some((SourceUrl::new(secret), database(&parts, variable)))
+            }
+            "mysql" | "mariadb" | "mongodb" | "mongodb+srv" => {
+                self.problem("source", format!("{}:// is not available in this version", parts.scheme));
+                None
+            }
+            other => {
+                self.problem("source", format!("{other}:// is not a source; there is postgres://"));
+                None
+            }
+        }
+    }
+
+    fn check_slot(&mut self, slot: &str) {
+        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if !slot.bytes().all(allowed) || slot.len() > LONGEST_NAME {
+            let what = format!(
+                "`{slot}` cannot name a slot: PostgreSQL allows at most {LONGEST_NAME} lower-case letters, digits and _"
+            );
+            self.problem("slot", what);
+        }
+    }
+
+    fn check_length(&mut self, key: &str, name: &str) {
+        if name.len() > LONGEST_NAME {
+            self.problem(key, format!("`{name}` is too long: PostgreSQL's names have at most {LONGEST_NAME} bytes"));
+        }
+    }
+
+    fn tables(&mut self, said: Vec<String>) -> Vec<TableName> {
+        let mut tables: Vec<TableName> = Vec::new();
+        for text in said {
+            match text.parse() {
+                Ok(table) if tables.contains(&table) => {}
+                Ok(table) => tables.push(table),
+                Err(what) => self.problem("table", format!("`{text}`: {what}")),
+            }
+        }
+        tables
+    }
+
+    fn start(&mut self, said: Option<String>) -> Option<Start> {
+        match self.text("start", said)?.as_str() {
+            "now" => Some(Start::Now),
+            "earliest" => Some(Start::Earliest),
+            position => match position.parse() {
+                Ok(lsn) => Some(Start::At(lsn)),
+                Err(error) => {
+                    self.problem("start", format!("{error}; `now` and `earliest` are allowed too"));
+                    None
+                }
+            },
+        }
+    }
+
+    fn layout(&mut self, said: Option<String>) -> String {
+        let layout = self.text("layout", said).unwrap_or_default();
+        if !LAYOUTS.contains(&layout.as_str()) {
+            let hint = nearest(&layout, LAYOUTS).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            self.problem("layout", format!("`{layout}` is not a layout; there are {}{hint}", LAYOUTS.join(", ")));
+        }
+        layout
+    }
+
+    fn dead_letter(&mut self, said: Option<String>) -> DeadLetter {
+        match self.text("dead-letter", said).as_deref() {
+            None | Some("none") => DeadLetter::None,
+            Some(place) => match place.split_once(':') {
+                Some(("topic", topic)) if !topic.is_empty() => DeadLetter::Topic(topic.to_owned()),
+                Some(("table", _)) => {
+                    self.not_yet("dead-letter", "a dead-letter table");
+                    DeadLetter::None
+                }
+                _ => {
+                    self.problem("dead-letter", format!("`{place}` is not a place; there are topic:NAME and none"));
+                    DeadLetter::None
+                }
+            },
+        }
+    }
+
+    fn window(&mut self, events: Option<usize>, bytes: Option<ByteSize>) -> WindowSettings {
+        let window =
+            WindowSettings { max_events: events.unwrap_or(0), max_bytes: bytes.map_or(0, |ByteSize(bytes)| bytes) };
+        if window.max_events == 0 {
+            self.problem("max-in-flight", "at least one event must be allowed in flight");
+        }
+        if window.max_bytes == 0 {
+            self.problem("max-in-flight-bytes", "at least one byte must be allowed in flight");
+        }
+        window
+    }
+
+    fn duration(&mut self, key: &str, said: Option<Span>) -> std::time::Duration {
+        let duration = said.map_or_else(Default::default, |Span(duration)| duration);
+        if duration.is_zero() {
+            self.problem(key, "must be longer than nothing");
+        }
+        duration
+    }
+
+    fn kafka(
+        &mut self,
+        brokers: Option<String>,
+        given: Vec<Assignment>,
+        off: Option<bool>,
+        create_topics: Option<String>,
+        window: &WindowSettings,
+    ) -> Option<KafkaSettings> {
+        let guard = Guard { window, off: off.unwrap_or(false) };
+        let (mut options, problems) = kafka_options::translate(&given, &guard);
+        for (key, what) in problems {
+            self.problem("kafka", if key.is_empty() { what } else { format!("{key}: {what}") });
+        }
+        let also = options.extract_if(.., |option| option.key == "bootstrap.servers").next();
+        let also = also.and_then(|option| match option.value {
+            OptionValue::Plain(servers) => Some(servers),
+            OptionValue::Secret(_) | OptionValue::JaasPassword(_) => None,
+        });
+        let create_topics = self.create_topics(create_topics);
+        let servers = match (self.text("brokers", brokers), also) {
+            (Some(brokers), Some(also)) if brokers != also => {
+                self.problem("kafka", "bootstrap.servers says otherwise than brokers: leave it out");
+                return None;
+            }
+            (None, None) if self.without_sink => "embedded".to_owned(),
+            (None, None) => {
+                self.problem("brokers", "is missing: Kafka's bootstrap servers, for instance localhost:9092");
+                return None;
+            }
+            (Some(brokers), _) | (None, Some(brokers)) => brokers,
+        };
+        if servers == "embedded" {
+            return Some(KafkaSettings { brokers: Brokers::Embedded, options, create_topics });
+        }
+        for server in servers.split(',').map(str::trim) {
+            // Only a lone number after the last colon is a port: an IPv6 address has colons of its own.
+            let bad_port = match server.rsplit_once(':') {
+                Some((host, port)) => host.is_empty() || (!host.contains(':') && port.parse::<u16>().is_err()),
+                None => false,
+            };
+            if server.is_empty() || bad_port {
+                self.problem("brokers", format!("`{server}` is not a server; it looks like host:9092"));
+            }
+        }
+        Some(KafkaSettings { brokers: Brokers::Servers(servers), options, create_topics })
+    }
+
+    fn create_topics(&mut self, said: Option<String>) -> Option<TopicCreation> {
+        match self.text("create-topics", said)?.as_str() {
+            "true" => Some(TopicCreation::default()),
+            "false" | "off" => None,
+            numbers => match numbers.parse() {
+                Ok(creation) => Some(creation),
+                Err(what) => {
+                    self.problem("create-topics", what);
+                    None
+                }
+            },
+        }
+    }
+}
+
+/// The database a URL leads to, as libpq finds it.
+fn database(parts: &UrlParts, variable: impl Fn(&str) -> Option<String>) -> String {
+    let said = |name: &str| variable(name).filter(|value| !value.is_empty());
+    parts
+        .parameter("dbname")
+        .map(str::to_owned)
+        .or_else(|| parts.database.clone())
+        .or_else(|| said("PGDATABASE"))
+        .or_else(|| parts.parameter("user").map(str::to_owned))
+        .or_else(|| parts.user.clone())
+        .or_else(|| said("PGUSER"))
+        .or_else(|| said("USER"))
+        .unwrap_or_else(|| "postgres".to_owned())
+}
+
+fn default_slot(database: &str) -> String {
+    let allowed = |character: char| if character.is_ascii_alphanumeric() { character } else { '_' };
+    let mut slot: String = database.to_ascii_lowercase().chars().map(allowed).collect();
+    slot.insert_str(0, "outboxd_");
+    slot.truncate(LONGEST_NAME);
+    slot
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

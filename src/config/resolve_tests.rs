@@ -1,0 +1,253 @@
+//! What the layers of options become.
+
+use std::time::Duration;
+
+use super::*;
+
+fn said(edit: impl FnOnce(&mut PipelineOptions)) -> Said {
+    let mut pipeline = PipelineOptions {
+        source: Some("postgres://app:hunter2@db/Shop-1".into()),
+        brokers: Some("kafka:9092".to_owned()),
+        ..Default::default()
+    };
+    edit(&mut pipeline);
+    Said { pipeline, ..Default::default() }
+}
+
+#[track_caller]
+fn resolved(said: Said) -> PipelineSettings {
+    Settings::resolve(said, None).unwrap().pipelines.remove(0)
+}
+
+#[track_caller]
+fn postgres(pipeline: &PipelineSettings) -> &PostgresSettings {
+    let SourceSettings::Postgres(postgres) = &pipeline.source;
+    postgres
+}
+
+#[track_caller]
+fn problem(edit: impl FnOnce(&mut PipelineOptions)) -> String {
+    let error = Settings::resolve(said(edit), None).unwrap_err();
+    assert_eq!(error.problems.len(), 1, "{error}");
+    error.to_string()
+}
+
+fn from_file(said: Said, text: &str) -> Result<Settings, ConfigError> {
+    Settings::resolve(said, Some(file::parse("f.toml", text).unwrap()))
+}
+
+#[test]
+fn source_and_brokers_are_enough() {
+    let settings = Settings::resolve(said(|_| {}), None).unwrap();
+    let chosen = false;
+    assert_eq!(settings.process.admin, Admin::Listen { address: "127.0.0.1:7420".to_owned(), chosen });
+    let pipeline = &settings.pipelines[0];
+    let source = postgres(pipeline);
+    assert_eq!((pipeline.name.as_str(), source.slot.as_str()), ("outboxd_shop_1", "outboxd_shop_1"));
+    assert_eq!((source.publication.as_str(), source.start, source.no_create), ("outboxd", Start::Now, false));
+    assert_eq!(source.snapshot, Snapshot::None);
+    assert_eq!(pipeline.route.layout, "native");
+    assert_eq!(pipeline.kafka.brokers, Brokers::Servers("kafka:9092".to_owned()));
+    assert_eq!(pipeline.kafka.create_topics, None);
+    assert_eq!(pipeline.dead_letter, DeadLetter::None);
+    assert_eq!(pipeline.shutdown_timeout, Duration::from_secs(20));
+    assert_eq!(pipeline.checkpoint_interval, Duration::from_secs(1));
+    assert!(pipeline.window.max_events > 0 && pipeline.window.max_bytes > 0);
+}
+
+#[test]
+fn settings_never_show_a_password() {
+    let settings = Settings::resolve(
+        Said {
+            process: ProcessOptions { admin_token: Some("hunter2".into()), ..Default::default() },
+            ..said(|options| options.kafka = vec!["sasl.password=hunter2".parse().unwrap()])
+        },
+        None,
+    );
+    let shown = format!("{:?}", settings.unwrap());
+    assert!(shown.contains("app:***@db") && !shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let bad = Said {
+        process: ProcessOptions { admin: Some("7420".to_owned()), ..Default::default() },
+        ..said(|options| {
+            options.source = None;
+            options.brokers = None;
+            options.capture = Some("poll".to_owned());
+            options.delivery = Some("exactly-once".to_owned());
+            options.start = Some("later".to_owned());
+            options.max_in_flight = Some(0);
+            options.kafka = vec!["acks=1".parse().unwrap()];
+        })
+    };
+    let found = Settings::resolve(bad, None).unwrap_err().to_string();
+    for part in ["8 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: polling is not available yet"] {
+        assert!(found.contains(part), "{part} is not in {found}");
+    }
+    for part in ["--delivery: exactly-once delivery is not", "--start:", "--max-in-flight:", "--kafka: request."] {
+        assert!(found.contains(part), "{part} is not in {found}");
+    }
+}
+
+#[test]
+fn other_databases_are_not_available_in_this_version() {
+    for url in ["mysql://db/a", "mariadb://db/a", "mongodb://db/a", "mongodb+srv://db/a"] {
+        assert!(problem(|options| options.source = Some(url.into())).contains("not available in this version"));
+    }
+    let not_a_url = problem(|options| options.source = Some("app:hunter2@db".into()));
+    assert!(not_a_url.contains("is not a URL") && !not_a_url.contains("hunter2"), "{not_a_url}");
+}
+
+#[test]
+fn words_of_later_versions_say_so() {
+    let set = |key: &str, value: &str| {
+        let value = Some(value.to_owned());
+        problem(|options| match key {
+            "sink" => options.sink = value,
+            "checkpoint" => options.checkpoint = value,
+            "dead-letter" => options.dead_letter = value,
+            _ => options.delivery = value,
+        })
+    };
+    for (key, value) in [
+        ("sink", "stdout"),
+        ("sink", "https://x"),
+        ("sink", "amqp://x"),
+        ("checkpoint", "file:/x"),
+        ("checkpoint", "kafka"),
+        ("dead-letter", "table:x"),
+        ("delivery", "exactly-once"),
+    ] {
+        assert!(set(key, value).ends_with("is not available yet"), "{key}={value}");
+    }
+    assert!(set("sink", "kafak").contains("is not a sink"));
+    assert!(set("dead-letter", "topic:").contains("is not a place"));
+}
+
+#[test]
+fn the_database_is_found_as_libpq_finds_it() {
+    let found = |url: &str, variables: &[(&str, &str)]| {
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        database(&UrlParts::parse(url).unwrap(), variable)
+    };
+    assert_eq!(found("postgres://u@h/shop", &[("PGDATABASE", "x")]), "shop");
+    assert_eq!(found("postgres://u@h/shop?dbname=y", &[]), "y");
+    assert_eq!(found("postgres://u@h", &[("PGDATABASE", "x")]), "x");
+    assert_eq!(found("postgres://u@h", &[("PGUSER", "x")]), "u");
+    assert_eq!(found("postgres://", &[("PGUSER", "x")]), "x");
+    assert_eq!(found("postgres://", &[]), "postgres");
+}
+
+#[test]
+fn a_default_slot_is_always_one_the_server_accepts() {
+    assert_eq!(default_slot("My.Shop-ü"), "outboxd_my_shop__");
+    assert_eq!(default_slot(&"a".repeat(100)).len(), LONGEST_NAME);
+    assert!(problem(|options| options.slot = Some("My-Slot".to_owned())).contains("cannot name a slot"));
+}
+
+#[test]
+fn start_is_now_earliest_or_a_position() {
+    let start = |text: &str| {
+        let pipeline = resolved(said(|options| options.start = Some(text.to_owned())));
+        postgres(&pipeline).start
+    };
+    assert_eq!(start("now"), Start::Now);
+    assert_eq!(start("earliest"), Start::Earliest);
+    assert_eq!(start("16/B374D848"), Start::At("16/B374D848".parse().unwrap()));
+}
+
+#[test]
+fn topics_are_created_when_asked() {
+    let creation =
+        |text: &str| resolved(said(|options| options.create_topics = Some(text.to_owned()))).kafka.create_topics;
+    assert_eq!(creation("true"), Some(TopicCreation::default()));
+    assert_eq!(creation("false"), None);
+    assert_eq!(creation("6:3"), Some(TopicCreation { partitions: Some(6), replication: Some(3) }));
+    problem(|options| options.create_topics = Some("many".to_owned()));
+}
+
+#[test]
+fn brokers_may_be_embedded_or_given_as_bootstrap_servers() {
+    let embedded = resolved(said(|options| options.brokers = Some("embedded".to_owned())));
+    assert_eq!(embedded.kafka.brokers, Brokers::Embedded);
+    let java = resolved(said(|options| {
+        options.brokers = None;
+        options.kafka = vec!["bootstrap.servers=a:1,b:2".parse().unwrap()];
+    }));
+    assert_eq!(java.kafka.brokers, Brokers::Servers("a:1,b:2".to_owned()));
+    assert!(java.kafka.options.is_empty());
+    problem(|options| options.kafka = vec!["bootstrap.servers=other:1".parse().unwrap()]);
+    for brokers in [":9092", "a,,b", "host:port"] {
+        problem(|options| options.brokers = Some(brokers.to_owned()));
+    }
+    resolved(said(|options| options.brokers = Some("[::1]:9092, SASL_SSL://a:1".to_owned())));
+}
+
+#[test]
+fn a_free_text_may_be_kept_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("topic");
+    std::fs::write(&path, "orders\n").unwrap();
+    let reference = format!("file:{}", path.display());
+    assert_eq!(resolved(said(|options| options.topic = Some(reference))).route.topic.as_deref(), Some("orders"));
+    let missing = problem(|options| options.topic = Some("env:OUTBOXD_TEST_NOT_SET".to_owned()));
+    assert_eq!(missing, "--topic: env:OUTBOXD_TEST_NOT_SET: is not set in the environment");
+}
+
+#[test]
+fn what_was_said_beats_the_one_pipeline_of_the_file() {
+    let text = "[pipeline.orders]\nsource='postgres://h/file'\nbrokers='k:1'\nslot='from_file'\nkafka.linger.ms=1\nkafka.client.id='f'";
+    let settings = from_file(
+        Said {
+            pipeline: PipelineOptions {
+                slot: Some("from_flag".to_owned()),
+                kafka: vec!["linger.ms=7".parse().unwrap()],
+                ..Default::default()
+            },
+            pipeline_flags: vec!["--slot".to_owned()],
+            ..Default::default()
+        },
+        text,
+    );
+    let pipeline = settings.unwrap().pipelines.remove(0);
+    assert_eq!((pipeline.name.as_str(), postgres(&pipeline).slot.as_str()), ("orders", "from_flag"));
+    let mut kafka: Vec<_> =
+        pipeline.kafka.options.iter().map(|one| format!("{}={}", one.key, one.value.reveal().unwrap())).collect();
+    kafka.sort();
+    assert_eq!(kafka, ["client.id=f", "queue.buffering.max.ms=7"]);
+}
+
+const TWO: &str =
+    "admin = 'off'\n[pipeline.a]\nsource='postgres://h/a'\n[pipeline.b]\nsource='postgres://h/b'\nbrokers='own:1'";
+
+#[test]
+fn with_several_pipelines_the_environment_fills_in_what_the_tables_leave_out() {
+    let shared = PipelineOptions { brokers: Some("shared:1".to_owned()), ..Default::default() };
+    let settings = from_file(Said { pipeline: shared, ..Default::default() }, TWO).unwrap();
+    let brokers: Vec<_> = settings.pipelines.iter().map(|pipeline| pipeline.kafka.brokers.clone()).collect();
+    assert_eq!(brokers, [Brokers::Servers("shared:1".to_owned()), Brokers::Servers("own:1".to_owned())]);
+    assert_eq!(settings.process.admin, Admin::Off);
+}
+
+#[test]
+fn with_several_pipelines_a_pipelines_flag_is_a_usage_error() {
+    let said = Said {
+        pipeline: PipelineOptions { brokers: Some("shared:1".to_owned()), ..Default::default() },
+        pipeline_flags: vec!["--brokers".to_owned()],
+        ..Default::default()
+    };
+    let error = from_file(said, TWO).unwrap_err();
+    assert!(error.to_string().starts_with("--brokers: with several pipelines"), "{error}");
+}
+
+#[test]
+fn pipelines_may_not_be_taken_for_each_other() {
+    let text =
+        "[pipeline.a]\nsource='postgres://h/a'\nbrokers='k:1'\n[pipeline.b]\nsource='postgres://h/a'\nbrokers='k:1'";
+    assert!(from_file(Said::default(), text).unwrap_err().to_string().contains("give each its own `slot`"));
+    let text = format!("{text}\nname='a'");
+    assert!(from_file(Said::default(), &text).unwrap_err().to_string().contains("two pipelines have this name"));
+}

@@ -1,0 +1,251 @@
+//! What a run needs to know, typed and checked. Nothing here is optional unless its absence means something.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::kafka_options::KafkaOption;
+use super::options::{LogFormat, Snapshot};
+use super::secret::Secret;
+use super::source_url::SourceUrl;
+use crate::position::Lsn;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub process: ProcessSettings,
+    pub pipelines: Vec<PipelineSettings>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ProcessSettings {
+    pub admin: Admin,
+    pub admin_token: Option<Secret>,
+    /// `None`: text on a terminal, JSON otherwise.
+    pub log_format: Option<LogFormat>,
+    pub fail_fast: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admin {
+    Off,
+    Listen {
+        /// `host:port`.
+        address: String,
+        /// Someone asked for this address: if it is taken, no other will do.
+        chosen: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct PipelineSettings {
+    pub name: String,
+    pub source: SourceSettings,
+    pub route: RouteSettings,
+    pub kafka: KafkaSettings,
+    pub dead_letter: DeadLetter,
+    pub window: WindowSettings,
+    pub checkpoint_interval: Duration,
+    pub until_caught_up: bool,
+    pub no_standby: bool,
+    pub shutdown_timeout: Duration,
+    pub stall_timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum SourceSettings {
+    Postgres(PostgresSettings),
+}
+
+#[derive(Clone, Debug)]
+pub struct PostgresSettings {
+    pub url: SourceUrl,
+    pub slot: String,
+    pub publication: String,
+    pub no_create: bool,
+    pub message_prefixes: Vec<String>,
+    pub snapshot: Snapshot,
+    pub start: Start,
+    /// The layout's own unless others were named; none where only messages are read.
+    pub tables: Vec<TableName>,
+}
+
+/// Where a log is entered when no position is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    Now,
+    Earliest,
+    At(Lsn),
+}
+
+/// How a row becomes a record, as the user said it; routing compiles it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteSettings {
+    pub layout: String,
+    /// Role and column.
+    pub columns: Vec<(String, String)>,
+    /// Header and column.
+    pub headers: Vec<(String, String)>,
+    /// A template; `None`: the row's topic, else the layout's.
+    pub topic: Option<String>,
+    pub tombstone_on_null: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct KafkaSettings {
+    pub brokers: Brokers,
+    /// Checked, under librdkafka's names; `bootstrap.servers` is not among them.
+    pub options: Vec<KafkaOption>,
+    /// `None`: missing topics are not created.
+    pub create_topics: Option<TopicCreation>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Brokers {
+    /// librdkafka's in-process broker.
+    Embedded,
+    Servers(String),
+}
+
+/// `None` leaves the number to the broker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TopicCreation {
+    pub partitions: Option<i32>,
+    pub replication: Option<i16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeadLetter {
+    /// The pipeline ends instead.
+    None,
+    Topic(String),
+}
+
+/// How much may be unacknowledged at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSettings {
+    pub max_events: usize,
+    pub max_bytes: usize,
+}
+
+/// `table` or `schema.table`; a part in double quotes may hold dots. Names are taken as they are written: whoever
+/// quotes them in SQL never folds their case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TableName {
+    pub schema: Option<String>,
+    pub name: String,
+}
+
+impl TableName {
+    /// As SQL takes it.
+    pub fn quoted(&self) -> String {
+        let quote = |part: &str| format!("\"{}\"", part.replace('"', "\"\""));
+        match &self.schema {
+            Some(schema) => format!("{}.{}", quote(schema), quote(&self.name)),
+            None => quote(&self.name),
+        }
+    }
+}
+
+impl FromStr for TableName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const MALFORMED: &str = "a table is `table` or `schema.table`, with a part in double quotes if it holds a dot";
+        let (first, rest) = identifier(text).ok_or(MALFORMED)?;
+        if rest.is_empty() {
+            return Ok(TableName { schema: None, name: first });
+        }
+        match rest.strip_prefix('.').and_then(identifier) {
+            Some((name, "")) => Ok(TableName { schema: Some(first), name }),
+            _ => Err(MALFORMED),
+        }
+    }
+}
+
+/// The identifier at the beginning of the text, and what follows it.
+fn identifier(text: &str) -> Option<(String, &str)> {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let end = text.find(['.', '"']).unwrap_or(text.len());
+        let (name, rest) = text.split_at(end);
+        return (!name.is_empty()).then(|| (name.to_owned(), rest));
+    };
+    let mut name = String::new();
+    loop {
+        let (part, after) = rest.split_once('"')?;
+        name.push_str(part);
+        match after.strip_prefix('"') {
+            Some(after_doubled) => {
+                name.push('"');
+                rest = after_doubled;
+            }
+            None => return (!name.is_empty()).then_some((name, after)),
+        }
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |name: &str| match name.contains(['.', '"']) {
+            true => format!("\"{}\"", name.replace('"', "\"\"")),
+            false => name.to_owned(),
+        };
+        match &self.schema {
+            Some(schema) => write!(f, "{}.{}", part(schema), part(&self.name)),
+            None => f.write_str(&part(&self.name)),
+        }
+    }
+}
+
+impl FromStr for TopicCreation {
+    type Err = &'static str;
+
+    /// `6` or `6:3`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const MALFORMED: &str = "PARTITIONS or PARTITIONS:REPLICATION is expected, for instance 6:3";
+        let (partitions, replication) = match text.split_once(':') {
+            Some((partitions, replication)) => (partitions, Some(replication)),
+            None => (text, None),
+        };
+        let partitions = partitions.parse().ok().filter(|count: &i32| *count > 0).ok_or(MALFORMED)?;
+        let replication = match replication {
+            Some(factor) => Some(factor.parse().ok().filter(|factor: &i16| *factor > 0).ok_or(MALFORMED)?),
+            None => None,
+        };
+        Ok(TopicCreation { partitions: Some(partitions), replication })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tables_name_may_have_a_schema_and_quotes() {
+        let table = |schema: Option<&str>, name: &str| {
+            Ok(TableName { schema: schema.map(str::to_owned), name: name.to_owned() })
+        };
+        assert_eq!("outbox".parse(), table(None, "outbox"));
+        assert_eq!("sales.Outbox".parse(), table(Some("sales"), "Outbox"));
+        assert_eq!("\"a.b\".\"c\"\"d\"".parse(), table(Some("a.b"), "c\"d"));
+        for text in ["", ".", "a.", ".a", "a.b.c", "\"a", "\"\"", "a\"b\""] {
+            assert!(text.parse::<TableName>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn a_tables_name_is_written_as_it_can_be_read() {
+        for text in ["outbox", "sales.Outbox", "\"a.b\".\"c\"\"d\""] {
+            assert_eq!(text.parse::<TableName>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn topic_creation_is_partitions_and_replication() {
+        assert_eq!("6".parse(), Ok(TopicCreation { partitions: Some(6), replication: None }));
+        assert_eq!("6:3".parse(), Ok(TopicCreation { partitions: Some(6), replication: Some(3) }));
+        for text in ["", "0", "-1", "6:", "6:0", ":3", "x"] {
+            assert!(text.parse::<TopicCreation>().is_err(), "{text:?} was accepted");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Prometheus metrics. Counters are held by each pipeline and moved per chunk; gauges are set when they are scraped.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::pipeline::{PipelineStatus, State};
+use crate::source::Ignored;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PipelineLabel {
+    pipeline: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SideLabel {
+    pipeline: String,
+    side: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OpLabel {
+    pipeline: String,
+    op: &'static str,
+}
+
+type FloatGauge = Gauge<f64, AtomicU64>;
+type Latencies = Family<PipelineLabel, Histogram, fn() -> Histogram>;
+
+/// One pipeline's share of the metrics.
+#[derive(Clone)]
+pub struct PipelineMetrics {
+    pub events: Counter,
+    pub transactions: Counter,
+    pub bytes: Counter,
+    pub delivery: Histogram,
+    pub retries: Counter,
+    pub failures: Counter,
+    pub dead_letters: Counter,
+}
+
+impl PipelineMetrics {
+    /// A pipeline that ends for good is a failure.
+    pub fn entered(&self, state: State) {
+        if state == State::Failed {
+            self.failures.inc();
+        }
+    }
+}
+
+/// All metrics of the process.
+pub struct Metrics {
+    registry: Registry,
+    events: Family<PipelineLabel, Counter>,
+    transactions: Family<PipelineLabel, Counter>,
+    bytes: Family<PipelineLabel, Counter>,
+    delivery: Latencies,
+    retries: Family<PipelineLabel, Counter>,
+    failures: Family<PipelineLabel, Counter>,
+    dead_letters: Family<PipelineLabel, Counter>,
+    ignored: Family<OpLabel, Counter>,
+    lag_bytes: Family<PipelineLabel, Gauge>,
+    lag_seconds: Family<PipelineLabel, FloatGauge>,
+    in_flight: Family<PipelineLabel, Gauge>,
+    confirmed: Family<PipelineLabel, Gauge>,
+    connected: Family<SideLabel, Gauge>,
+    leader: Family<PipelineLabel, Gauge>,
+    retained: Family<PipelineLabel, Gauge>,
+}
+
+/// From a millisecond to a minute and more: 1, 2, 5 of every decade.
+fn latencies() -> Histogram {
+    Histogram::new([
+        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
+    ])
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("outboxd");
+        let delivery: Latencies = Family::new_with_constructor(latencies as fn() -> Histogram);
+        let metrics = Metrics {
+            events: Family::default(),
+            transactions: Family::default(),
+            bytes: Family::default(),
+            delivery: delivery.clone(),
+            retries: Family::default(),
+            failures: Family::default(),
+            dead_letters: Family::default(),
+            ignored: Family::default(),
+            lag_bytes: Family::default(),
+            lag_seconds: Family::default(),
+            in_flight: Family::default(),
+            confirmed: Family::default(),
+            connected: Family::default(),
+            leader: Family::default(),
+            retained: Family::default(),
+            registry: Registry::default(),
+        };
+        let counters = [
+            ("events", "Events acknowledged by the sink", &metrics.events),
+            ("transactions", "Source transactions with outbox events that were read", &metrics.transactions),
+            ("bytes", "Bytes of events acknowledged by the sink", &metrics.bytes),
+            ("retries", "Times the pipeline began again after passing trouble", &metrics.retries),
+            ("failures", "Times the pipeline ended for good", &metrics.failures),
+            ("dead_letters", "Events put into the dead-letter place", &metrics.dead_letters),
+        ];
+        for (name, help, family) in counters {
+            registry.register(name, help, family.clone());
+        }
+        registry.register("ignored_changes", "Changes of outbox tables that are no events", metrics.ignored.clone());
+        registry.register_with_unit(
+            "delivery",
+            "From the commit to the acknowledgement of everything up to it, once a batch of commits",
+            Unit::Seconds,
+            delivery,
+        );
+        let gauges = [
+            (
+                "source_lag_bytes",
+                "Bytes of log between the server's end and the confirmed position",
+                &metrics.lag_bytes,
+            ),
+            ("in_flight", "Events read and not yet acknowledged", &metrics.in_flight),
+            ("confirmed_position", "The confirmed position (PostgreSQL: the LSN as an integer)", &metrics.confirmed),
+            ("leader", "1 when this instance reads the pipeline", &metrics.leader),
+            ("slot_retained_bytes", "Bytes of log that the server keeps for the slot", &metrics.retained),
+        ];
+        for (name, help, family) in gauges {
+            registry.register(name, help, family.clone());
+        }
+        let lag = "Age of the oldest event that was read and is not confirmed";
+        registry.register("source_lag_seconds", lag, metrics.lag_seconds.clone());
+        registry.register("connected", "1 when the side is connected", metrics.connected.clone());
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The program", build);
+        Metrics { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    pub fn pipeline(&self, name: &str) -> PipelineMetrics {
+        let label = PipelineLabel { pipeline: name.to_owned() };
+        PipelineMetrics {
+            events: self.events.get_or_create_owned(&label),
+            transactions: self.transactions.get_or_create_owned(&label),
+            bytes: self.bytes.get_or_create_owned(&label),
+            delivery: self.delivery.get_or_create_owned(&label),
+            retries: self.retries.get_or_create_owned(&label),
+            failures: self.failures.get_or_create_owned(&label),
+            dead_letters: self.dead_letters.get_or_create_owned(&label),
+        }
+    }
+
+    /// The metrics as Prometheus reads them.
+    pub fn encode(&self, pipelines: &[Arc<PipelineStatus>]) -> Result<String, std::fmt::Error> {
+        for status in pipelines {
+            self.refresh(status);
+        }
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry)?;
+        Ok(page)
+    }
+
+    fn refresh(&self, status: &PipelineStatus) {
+        let snapshot = status.snapshot();
+        let name = || snapshot.name.clone();
+        let label = PipelineLabel { pipeline: name() };
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        self.lag_bytes.get_or_create(&label).set(whole(snapshot.lag_bytes));
+        self.lag_seconds.get_or_create(&label).set(snapshot.lag_seconds);
+        self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
+        self.confirmed.get_or_create(&label).set(whole(snapshot.confirmed));
+        self.leader.get_or_create(&label).set(i64::from(snapshot.leader));
+        self.retained.get_or_create(&label).set(whole(snapshot.retained_bytes));
+        for (side, connected) in [("source", snapshot.source_connected), ("sink", snapshot.sink_connected)] {
+            self.connected.get_or_create(&SideLabel { pipeline: name(), side }).set(i64::from(connected));
+        }
+        for (change, op) in Ignored::ALL {
+            let counter = self.ignored.get_or_create(&OpLabel { pipeline: name(), op });
+            counter.inc_by(status.source.ignored(change).saturating_sub(counter.get()));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What an undeliverable event looks like in the dead-letter topic: its own key, value and headers as far as they
+//! could be made out, and beside them why it is there and where it came from.
+
+use crate::event::{Chunk, Micros, OutboxEvent};
+use crate::route::{Origin, Record, Router};
+
+impl Router {
+    /// The dead letter of an event. `extra` headers come last.
+    pub fn dead_letter<'a>(
+        &'a mut self,
+        chunk: &'a Chunk,
+        event: &OutboxEvent,
+        topic: &'a str,
+        extra: &[(&str, &str)],
+    ) -> Record<'a> {
+        // Fills headers and topic as for a delivery; what cannot be made out is left as far as it came.
+        let routed = self.route(chunk, event).map(|record| record.timestamp_millis);
+        let timestamp_millis = routed.as_ref().map_or_else(|_| Micros::now().as_millis(), |millis| *millis);
+        let slot = |origin: &Option<Origin>| match origin {
+            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
+            _ => None,
+        };
+        if routed.is_err() {
+            self.headers.clear();
+            for (name, origin) in &self.plan.headers {
+                if let Origin::Slot(slot) = origin {
+                    if let Some(value) = chunk.field(event, *slot) {
+                        self.headers.push(name, Some(value));
+                    }
+                }
+            }
+        }
+        if !self.topic.is_empty() {
+            self.headers.push("outboxd.topic", Some(self.topic.as_bytes()));
+        }
+        let position = chunk.commit(event).id.to_string();
+        self.headers.push("outboxd.position", Some(position.as_bytes()));
+        for (name, value) in extra {
+            self.headers.push(name, Some(value.as_bytes()));
+        }
+        let content = chunk.defect(event).and_then(|(_, content)| content);
+        let value = content.or_else(|| chunk.field(event, self.plan.payload));
+        Record { topic, partition: None, key: slot(&self.plan.key), value, headers: &self.headers, timestamp_millis }
+    }
+
+    /// Names an event for people: its id, where the layout has one.
+    pub fn describe(&self, chunk: &Chunk, event: &OutboxEvent) -> String {
+        let id = self.plan.headers.first().and_then(|(_, origin)| match origin {
+            Origin::Slot(slot) => chunk.field(event, *slot),
+            Origin::Pointer(_) => None,
+        });
+        id.map_or_else(|| "without an id".to_owned(), |id| format!("with id {}", String::from_utf8_lossy(id)))
+    }
+}

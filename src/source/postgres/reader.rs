@@ -1,0 +1,436 @@
+//! The reading half: frames of the replication stream become chunks.
+//!
+//! ```text
+//!   d len  w  start:u64 end:u64 clock:i64  pgoutput message
+//!   d len  k  end:u64 clock:i64 reply:u8
+//!   E len  error     N len  notice     c len  the server ends the stream
+//! ```
+//!
+//! One read of the socket is decoded to its end (or until the chunk is full) before anything is yielded, so a chunk
+//! holds many small commits, or a piece of a large one. A keepalive outside a transaction says that everything
+//! before it was sent: it is a commit end without events, and an idle outbox advances by the same rule as a busy one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+use tokio::time::Instant;
+
+use super::feedback::Progress;
+use super::pgoutput::{self, Begin, Message, Relation, Tuple, Value};
+use super::server_error;
+use super::snapshot::SnapshotReader;
+use super::tables::{Bound, Column, Tables};
+use super::transport::ReadHalf;
+use super::values::{Rendered, render_binary, render_text};
+use super::{Memory, messages};
+use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
+use crate::position::{Lsn, Position};
+use crate::source::{Ignored, SourceFailure, SourceStats};
+
+/// A chunk is yielded when it has this many events or bytes, though more may have been read.
+const CHUNK_EVENTS: usize = 1000;
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Room for one read. A frame larger than this makes the buffer grow for it alone.
+const READ_BYTES: usize = 256 * 1024;
+
+/// A read of at least this much means that there is a backlog.
+const BACKLOG_READ: usize = 16 * 1024;
+
+/// In a backlog the socket is left to fill for this long: a walsender pays a system call per message to a client
+/// that reads eagerly, and about half the CPU to one that reads in bursts.
+const BURST_PAUSE: Duration = Duration::from_millis(1);
+
+/// A frame larger than this is not one that the server sends: a row has at most 1 GiB.
+const MAX_FRAME: usize = (1 << 30) + (64 << 20);
+
+pub struct Reader {
+    stream: ReadHalf,
+    buffer: BytesMut,
+    /// Bytes of the buffer that are decoded already.
+    consumed: usize,
+    backlog: bool,
+    projection: Projection,
+    tables: Tables,
+    relations: HashMap<u32, Option<Bound>>,
+    prefixes: Vec<String>,
+    binary: bool,
+    transaction: Option<Transaction>,
+    snapshot: Option<SnapshotReader>,
+    progress: Arc<Progress>,
+    stats: Arc<SourceStats>,
+    memory: Arc<Memory>,
+    stall_timeout: Duration,
+    address: String,
+}
+
+/// The transaction that is being read.
+struct Transaction {
+    begin: Begin,
+    /// Whether the current chunk knows its commit.
+    listed: bool,
+    eventful: bool,
+}
+
+/// Everything a reader is made of.
+pub struct Parts {
+    pub stream: ReadHalf,
+    pub buffered: BytesMut,
+    pub projection: Projection,
+    pub tables: Tables,
+    pub prefixes: Vec<String>,
+    pub binary: bool,
+    pub snapshot: Option<SnapshotReader>,
+    pub progress: Arc<Progress>,
+    pub stats: Arc<SourceStats>,
+    pub memory: Arc<Memory>,
+    pub stall_timeout: Duration,
+    pub address: String,
+}
+
+/// Why decoding stopped.
+enum Pause {
+    /// No whole frame is left.
+    NeedBytes,
+    ChunkFull,
+    /// The catalog must be asked about a relation before its rows can be read.
+    UnknownRelation(Relation),
+}
+
+impl Reader {
+    pub fn new(parts: Parts) -> Self {
+        Reader {
+            stream: parts.stream,
+            buffer: parts.buffered,
+            consumed: 0,
+            backlog: false,
+            projection: parts.projection,
+            tables: parts.tables,
+            relations: HashMap::new(),
+            prefixes: parts.prefixes,
+            binary: parts.binary,
+            transaction: None,
+            snapshot: parts.snapshot,
+            progress: parts.progress,
+            stats: parts.stats,
+            memory: parts.memory,
+            stall_timeout: parts.stall_timeout,
+            address: parts.address,
+        }
+    }
+
+    /// Fills the chunk with what comes next. May be cancelled: it waits only before anything is decoded.
+    pub async fn next(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
+        if let Some(snapshot) = &mut self.snapshot {
+            if snapshot.next(chunk, &self.projection).await? {
+                self.snapshot = None;
+            }
+            return Ok(());
+        }
+        loop {
+            chunk.reset(self.projection.width());
+            if let Some(transaction) = &mut self.transaction {
+                transaction.listed = false;
+            }
+            let pause = self.decode(chunk)?;
+            let decoded = self.buffer.split_to(self.consumed).freeze();
+            self.consumed = 0;
+            if !chunk.is_empty() {
+                chunk.attach_raw(decoded);
+                return Ok(());
+            }
+            match pause {
+                Pause::UnknownRelation(relation) => self.learn(relation).await?,
+                Pause::NeedBytes => self.fill().await?,
+                // Only a chunk with something in it is ever full.
+                Pause::ChunkFull => {}
+            }
+        }
+    }
+
+    async fn learn(&mut self, relation: Relation) -> Result<(), SourceFailure> {
+        let bound = self.tables.bind(&relation, &self.projection, self.binary).await;
+        if matches!(bound, Err(SourceFailure::Restart { .. })) {
+            self.memory.text_only.store(true, Ordering::Release);
+        }
+        let bound = bound?;
+        self.relations.insert(relation.oid, bound);
+        Ok(())
+    }
+
+    async fn fill(&mut self) -> Result<(), SourceFailure> {
+        if self.backlog {
+            tokio::time::sleep(BURST_PAUSE).await;
+        }
+        let lost = |what: String| SourceFailure::transient(what);
+        let patience = self.stall_timeout;
+        match tokio::time::timeout(patience, self.read_some()).await {
+            Ok(Ok(0)) => Err(lost(format!("{} closed the replication connection", self.address))),
+            Ok(Ok(count)) => {
+                self.backlog = count >= BACKLOG_READ;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(lost(format!("the replication connection to {} broke: {error}", self.address))),
+            Err(_) => {
+                let silent = self.stall_timeout.as_secs();
+                Err(lost(format!("no word from {} for {silent} s, not even to our questions", self.address)))
+            }
+        }
+    }
+
+    async fn read_some(&mut self) -> std::io::Result<usize> {
+        self.buffer.reserve(READ_BYTES);
+        self.stream.read_buf(&mut self.buffer).await
+    }
+
+    /// Decodes whole frames until there is a reason to stop.
+    fn decode(&mut self, chunk: &mut Chunk) -> Result<Pause, SourceFailure> {
+        // Taken out so that frames can be borrowed while the reader changes.
+        let buffer = std::mem::take(&mut self.buffer);
+        let paused = self.decode_frames(&buffer, chunk);
+        self.buffer = buffer;
+        paused
+    }
+
+    fn decode_frames(&mut self, buffer: &[u8], chunk: &mut Chunk) -> Result<Pause, SourceFailure> {
+        loop {
+            if chunk.events().len() >= CHUNK_EVENTS || self.consumed >= CHUNK_BYTES && !chunk.is_empty() {
+                return Ok(Pause::ChunkFull);
+            }
+            let rest = &buffer[self.consumed..];
+            let Some((header, _)) = rest.split_first_chunk::<5>() else { return Ok(Pause::NeedBytes) };
+            let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+            if !(4..=MAX_FRAME).contains(&length) {
+                return Err(self.undecodable(&format!("a frame claims {length} bytes")));
+            }
+            let Some(frame) = rest.get(5..=length) else { return Ok(Pause::NeedBytes) };
+            self.progress.frames.fetch_add(1, Ordering::Relaxed);
+            match header[0] {
+                b'd' => {
+                    if let Some(relation) = self.copy_data(frame, buffer, chunk)? {
+                        if !chunk.is_empty() {
+                            // What came before it goes first; the frame is met again.
+                            return Ok(Pause::ChunkFull);
+                        }
+                        self.consumed += 1 + length;
+                        return Ok(Pause::UnknownRelation(relation));
+                    }
+                }
+                b'E' => return Err(self.server_error(frame)),
+                b'c' => {
+                    return Err(SourceFailure::transient(format!("{} ended the replication stream", self.address)));
+                }
+                b'N' | b'S' | b'C' | b'Z' => {}
+                tag => return Err(self.undecodable(&format!("a frame has the unknown tag {tag:#04x}"))),
+            }
+            self.consumed += 1 + length;
+        }
+    }
+
+    fn server_error(&self, frame: &[u8]) -> SourceFailure {
+        server_error::from_frame(frame, &self.address)
+    }
+
+    fn undecodable(&self, what: &str) -> SourceFailure {
+        SourceFailure::Undecodable {
+            what: format!("the replication stream of {} cannot be read: {what}", self.address),
+            remedy: "nothing was skipped; please report it with the server's version".to_owned(),
+        }
+    }
+
+    /// One CopyData frame; a relation that is not known yet is given back.
+    fn copy_data(&mut self, frame: &[u8], buffer: &[u8], chunk: &mut Chunk) -> Result<Option<Relation>, SourceFailure> {
+        match frame.first() {
+            Some(b'w') if frame.len() > 25 => {
+                let server_end = u64::from_be_bytes(frame[9..17].try_into().unwrap_or_default());
+                self.stats.server_position.fetch_max(server_end, Ordering::Relaxed);
+                let message = pgoutput::parse(&frame[25..]).map_err(|error| self.undecodable(&error.to_string()))?;
+                self.message(message, buffer, chunk)
+            }
+            Some(b'k') if frame.len() == 18 => {
+                let end = Lsn(u64::from_be_bytes(frame[1..9].try_into().unwrap_or_default()));
+                let clock = i64::from_be_bytes(frame[9..17].try_into().unwrap_or_default());
+                self.stats.server_position.fetch_max(end.0, Ordering::Relaxed);
+                if frame[17] == 1 {
+                    self.progress.asked.notify_one();
+                }
+                // Inside a transaction the position is one before it: no progress.
+                if self.transaction.is_none() {
+                    self.finish(end, pgoutput::from_server_time(clock), chunk);
+                }
+                Ok(None)
+            }
+            tag => Err(self.undecodable(&format!("a copy frame of {} bytes begins with {tag:?}", frame.len()))),
+        }
+    }
+
+    fn finish(&self, end: Lsn, committed_at: Micros, chunk: &mut Chunk) {
+        let received = self.progress.received.fetch_max(end.0, Ordering::AcqRel);
+        // A keepalive may repeat an old position.
+        if end.0 > received {
+            chunk.end = Some(CommitEnd { position: Position::Postgres(end), committed_at });
+        }
+    }
+
+    fn message(
+        &mut self,
+        message: Message<'_>,
+        buffer: &[u8],
+        chunk: &mut Chunk,
+    ) -> Result<Option<Relation>, SourceFailure> {
+        match message {
+            Message::Begin(begin) => {
+                self.transaction = Some(Transaction { begin, listed: false, eventful: false });
+            }
+            Message::Commit(commit) => {
+                let eventful = self.transaction.take().is_some_and(|transaction| transaction.eventful);
+                if eventful {
+                    self.progress.eventful.fetch_max(commit.end_lsn.0, Ordering::AcqRel);
+                    chunk.transactions += 1;
+                }
+                self.finish(commit.end_lsn, commit.commit_time, chunk);
+            }
+            Message::Origin | Message::Type => {}
+            Message::Relation(relation) => {
+                self.relations.remove(&relation.oid);
+                return Ok(Some(relation));
+            }
+            Message::Insert { relation, new } => {
+                if self.table_of(relation)?.is_some() {
+                    self.list_commit(chunk)?;
+                    self.insert(relation, new, buffer, chunk);
+                }
+            }
+            Message::Update { relation } => {
+                if self.table_of(relation)?.is_some() {
+                    self.stats.ignore(Ignored::Update);
+                }
+            }
+            Message::Delete { relation } => {
+                if self.table_of(relation)?.is_some() {
+                    self.stats.ignore(Ignored::Delete);
+                }
+            }
+            Message::Truncate { relations } => {
+                for relation in relations {
+                    if self.table_of(relation)?.is_some() {
+                        self.stats.ignore(Ignored::Truncate);
+                        tracing::warn!("an outbox table was truncated; what was committed before is still delivered");
+                    }
+                }
+            }
+            Message::Logical(message) => {
+                if let Some(index) = self.prefixes.iter().position(|prefix| prefix == message.prefix) {
+                    if message.transactional {
+                        self.list_commit(chunk)?;
+                    } else {
+                        chunk.begin_commit(Commit { id: CommitId::Postgres(message.lsn), committed_at: Micros::now() });
+                    }
+                    chunk.push_event(self.tables.count() + index as u32);
+                    if let Err(why) = messages::bind(message.content, &self.projection, chunk) {
+                        let why = format!("logical message `{}`: {why}", message.prefix);
+                        chunk.mark_defective(why, span_of(message.content, buffer));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn table_of(&self, relation: u32) -> Result<Option<&Bound>, SourceFailure> {
+        match self.relations.get(&relation) {
+            Some(bound) => Ok(bound.as_ref()),
+            None => Err(self.undecodable(&format!("a change of relation {relation} came before its description"))),
+        }
+    }
+
+    /// Makes the transaction's commit the chunk's latest.
+    fn list_commit(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
+        let Some(transaction) = &mut self.transaction else {
+            return Err(self.undecodable("a change came outside a transaction"));
+        };
+        transaction.eventful = true;
+        if !transaction.listed {
+            transaction.listed = true;
+            let begin = transaction.begin;
+            chunk.begin_commit(Commit { id: CommitId::Postgres(begin.final_lsn), committed_at: begin.commit_time });
+        }
+        Ok(())
+    }
+
+    fn insert(&self, oid: u32, new: Tuple<'_>, buffer: &[u8], chunk: &mut Chunk) {
+        let Some(Some(bound)) = self.relations.get(&oid) else { return };
+        chunk.push_event(bound.table);
+        let mut wanted = bound.columns.iter().peekable();
+        for (index, value) in new.values().enumerate() {
+            while let Some(column) = wanted.next_if(|column| column.index == index) {
+                if let Err(why) = set_field(column, value, buffer, chunk) {
+                    chunk.set_field(column.slot, Field::Null);
+                    chunk.mark_defective(format!("column `{}` of {}: {why}", column.name, bound.describe), Field::Null);
+                }
+            }
+        }
+    }
+
+    /// Reads and discards what the server still sends after the stream was ended, so that closing the socket does
+    /// not reset the connection before the last confirmation is read.
+    pub async fn drain(&mut self, deadline: Instant) {
+        let mut discarded = BytesMut::with_capacity(READ_BYTES);
+        let until_closed = async {
+            while let Ok(count) = self.stream.read_buf(&mut discarded).await {
+                if count == 0 || discarded.windows(5).any(|bytes| bytes == b"c\0\0\0\x04") {
+                    return;
+                }
+                discarded.clear();
+                discarded.reserve(READ_BYTES);
+            }
+        };
+        let _ = tokio::time::timeout_at(deadline, until_closed).await;
+    }
+}
+
+/// Sets a field of the newest event: a span of the frame where the bytes can stay where they are.
+fn set_field(column: &Column, value: Value<'_>, buffer: &[u8], chunk: &mut Chunk) -> Result<(), &'static str> {
+    let (bytes, binary) = match value {
+        Value::Null => {
+            chunk.set_field(column.slot, Field::Null);
+            return Ok(());
+        }
+        Value::Unchanged => return Err("an insert left its value out"),
+        Value::Text(bytes) => (bytes, false),
+        Value::Binary(bytes) => (bytes, true),
+    };
+    let mut borrowed = None;
+    let mut bad = false;
+    chunk.render_field(column.slot, |out| {
+        let rendered = match binary {
+            true => render_binary(column.type_oid, column.want, bytes, out),
+            false => render_text(column.type_oid, column.want, bytes, out),
+        };
+        match rendered {
+            Ok(Rendered::Borrowed(bytes)) => borrowed = Some(bytes),
+            Ok(Rendered::Written) => {}
+            Err(_) => bad = true,
+        }
+    });
+    match (bad, borrowed) {
+        // A timestamp that cannot be read is none: the commit time stands in.
+        (true, _) if column.want == Want::Time => chunk.set_field(column.slot, Field::Null),
+        (true, _) => return Err("its value has a form that the server does not send"),
+        (false, Some(bytes)) => {
+            chunk.set_field(column.slot, span_of(bytes, buffer));
+        }
+        (false, None) => {}
+    }
+    Ok(())
+}
+
+/// Where in the buffer these bytes of it lie.
+fn span_of(bytes: &[u8], buffer: &[u8]) -> Field {
+    let start = bytes.as_ptr() as usize - buffer.as_ptr() as usize;
+    Field::Raw { start: start as u32, len: bytes.len() as u32 }
+}

@@ -1,0 +1,138 @@
+//! The bytes' way to a server: TCP, a Unix socket, or TLS over TCP. Both kinds of connections run over this one type,
+//! so each is opened, encrypted and watched in the same way; tokio-postgres is handed the finished transport.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, tcp};
+#[cfg(unix)]
+use tokio::net::{UnixStream, unix};
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_rustls::client::TlsStream as RustlsStream;
+
+use super::tls::end_point_hash;
+
+pub(super) enum Transport {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+    Tls(Box<RustlsStream<TcpStream>>),
+}
+
+/// The reading half of a transport. Plain sockets are split without a lock.
+#[derive(Debug)]
+pub enum ReadHalf {
+    Tcp(tcp::OwnedReadHalf),
+    #[cfg(unix)]
+    Unix(unix::OwnedReadHalf),
+    Tls(tokio::io::ReadHalf<Box<RustlsStream<TcpStream>>>),
+}
+
+/// The writing half of a transport. Over TLS what is written leaves with the flush.
+#[derive(Debug)]
+pub enum WriteHalf {
+    Tcp(tcp::OwnedWriteHalf),
+    #[cfg(unix)]
+    Unix(unix::OwnedWriteHalf),
+    Tls(tokio::io::WriteHalf<Box<RustlsStream<TcpStream>>>),
+}
+
+impl Transport {
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self, Transport::Tls(_))
+    }
+
+    /// What SCRAM can be bound to.
+    pub(super) fn end_point_hash(&self) -> Option<Vec<u8>> {
+        match self {
+            Transport::Tls(stream) => {
+                let (_, session) = stream.get_ref();
+                session.peer_certificates()?.first().and_then(|certificate| end_point_hash(certificate))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn into_split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Transport::Tcp(stream) => {
+                let (reader, writer) = stream.into_split();
+                (ReadHalf::Tcp(reader), WriteHalf::Tcp(writer))
+            }
+            #[cfg(unix)]
+            Transport::Unix(stream) => {
+                let (reader, writer) = stream.into_split();
+                (ReadHalf::Unix(reader), WriteHalf::Unix(writer))
+            }
+            Transport::Tls(stream) => {
+                let (reader, writer) = tokio::io::split(stream);
+                (ReadHalf::Tls(reader), WriteHalf::Tls(writer))
+            }
+        }
+    }
+}
+
+macro_rules! forward {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Self::Tcp($stream) => $call,
+            #[cfg(unix)]
+            Self::Unix($stream) => $call,
+            Self::Tls($stream) => $call,
+        }
+    };
+}
+
+macro_rules! read_by_forwarding {
+    ($($name:ty),+) => {$(
+        impl AsyncRead for $name {
+            fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                forward!(self, stream => Pin::new(stream).poll_read(cx, buf))
+            }
+        }
+    )+};
+}
+
+macro_rules! write_by_forwarding {
+    ($($name:ty),+) => {$(
+        impl AsyncWrite for $name {
+            fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+                forward!(self, stream => Pin::new(stream).poll_write(cx, buf))
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                forward!(self, stream => Pin::new(stream).poll_flush(cx))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                forward!(self, stream => Pin::new(stream).poll_shutdown(cx))
+            }
+        }
+    )+};
+}
+
+read_by_forwarding!(Transport, ReadHalf);
+write_by_forwarding!(Transport, WriteHalf);
+
+impl TlsStream for Transport {
+    fn channel_binding(&self) -> ChannelBinding {
+        self.end_point_hash().map_or_else(ChannelBinding::none, ChannelBinding::tls_server_end_point)
+    }
+}
+
+/// Tells tokio-postgres that the handshake is over: it asks for TLS on a transport that has it.
+pub(super) struct Encrypted;
+
+impl TlsConnect<Transport> for Encrypted {
+    type Stream = Transport;
+    type Error = Infallible;
+    type Future = Ready<Result<Transport, Infallible>>;
+
+    fn connect(self, transport: Transport) -> Self::Future {
+        ready(Ok(transport))
+    }
+}
