@@ -314,7 +314,7 @@ mod tests {
                 window.seal(receipt, 0, end(index as u64 + 1));
                 owed.extend(std::iter::repeat_n((index, receipt), *size));
             }
-            let mut left = sizes.clone();
+            let mut left = sizes;
             let mut random = order | 1;
             let mut seen = lsn(window.advance()).unwrap_or(0);
             while !owed.is_empty() {

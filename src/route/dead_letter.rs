@@ -23,10 +23,10 @@ impl Router {
         if routed.is_err() {
             self.headers.clear();
             for (name, origin) in &self.plan.headers {
-                if let Origin::Slot(slot) = origin {
-                    if let Some(value) = chunk.field(event, *slot) {
-                        self.headers.push(name, Some(value));
-                    }
+                if let Origin::Slot(slot) = origin
+                    && let Some(value) = chunk.field(event, *slot)
+                {
+                    self.headers.push(name, Some(value));
                 }
             }
         }

@@ -161,7 +161,7 @@ impl Confirmer {
     pub async fn finish(self, reader: Reader, alarm: JoinHandle<Result<(), SourceFailure>>) {
         match (self, reader) {
             (Confirmer::Postgres(confirmer), Reader::Postgres(mut reader)) => {
-                confirmer.finish(&mut reader, alarm).await
+                confirmer.finish(&mut reader, alarm).await;
             }
         }
     }

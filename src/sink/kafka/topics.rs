@@ -57,10 +57,10 @@ pub async fn find_out(
         Lookup::Found(partitions) => partitions,
         Lookup::Refused(why) => return Ok(TopicState::refused(why)),
         Lookup::Missing => {
-            if let Some(wanted) = &settings.create_topics {
-                if let Some(why) = create(settings, topic, wanted).await? {
-                    return Ok(TopicState::refused(why));
-                }
+            if let Some(wanted) = &settings.create_topics
+                && let Some(why) = create(settings, topic, wanted).await?
+            {
+                return Ok(TopicState::refused(why));
             }
             match partitions(producer, topic, APPEARS_WITHIN).await? {
                 Lookup::Found(partitions) => partitions,
