@@ -70,7 +70,7 @@ pub struct PipelineStatus {
     pub source: Arc<SourceStats>,
     pub metrics: PipelineMetrics,
     in_flight: AtomicUsize,
-    /// Commit time of the newest event read and not yet known to be delivered, 0 when there is none.
+    /// Commit time of the oldest event read and not yet known to be delivered, 0 when there is none.
     oldest_unconfirmed: AtomicU64,
     confirmed: AtomicU64,
     told: Mutex<Told>,
@@ -148,7 +148,9 @@ impl PipelineStatus {
         if streaming {
             told.last_error = None;
         } else {
+            // What was in flight is read again, or was delivered.
             self.in_flight.store(0, Ordering::Relaxed);
+            self.oldest_unconfirmed.store(0, Ordering::Relaxed);
         }
         self.metrics.entered(state);
     }

@@ -155,13 +155,20 @@ impl Pump<'_> {
         self.status.read(chunk);
         let receipt = self.window.admit(chunk.events().len(), chunk.weight()).await;
         for event in chunk.events() {
-            self.deliver(chunk, event, receipt).await?;
+            // The usual way costs neither a future nor an await.
+            let queued = match self.router.route(chunk, event) {
+                Ok(record) => matches!(self.sink.enqueue(&record, receipt)?, Enqueued::Queued),
+                Err(_) => false,
+            };
+            if !queued {
+                self.deliver(chunk, event, receipt).await?;
+            }
         }
         self.window.seal(receipt, 0, chunk.end.take());
         Ok(())
     }
 
-    /// Enqueues one event; without an await unless something is unusual.
+    /// Enqueues one event that could not simply be enqueued, or parks it.
     async fn deliver(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<(), Failure> {
         loop {
             let refused = match self.router.route(chunk, event) {

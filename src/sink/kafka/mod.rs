@@ -152,8 +152,10 @@ impl KafkaSink {
         if self.current.0 != record.topic {
             match self.memory.learnt().topics.get(record.topic) {
                 Some(TopicState::Ready(limits)) => self.current = (record.topic.to_owned(), *limits),
-                Some(TopicState::Refused { why, .. }) => return Ok(Enqueued::Refused(why.clone())),
-                None => return Ok(Enqueued::Unprepared),
+                Some(state @ TopicState::Refused { why, .. }) if !state.is_stale() => {
+                    return Ok(Enqueued::Refused(why.clone()));
+                }
+                _ => return Ok(Enqueued::Unprepared),
             }
         }
         let limits = self.current.1;
@@ -228,11 +230,6 @@ impl KafkaSink {
         };
         self.memory.learnt().topics.insert(topic.to_owned(), state);
         Ok(answer)
-    }
-
-    /// Refused topics are asked about again now and then.
-    pub fn forget_stale_refusals(&mut self) {
-        self.memory.learnt().topics.retain(|_, state| !state.is_stale());
     }
 
     /// Waits until librdkafka holds nothing; the window says whether all of it was acknowledged.

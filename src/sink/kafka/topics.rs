@@ -42,6 +42,7 @@ impl TopicState {
         TopicState::Refused { why, since: Instant::now() }
     }
 
+    /// Whether it is time to ask again about a refused topic.
     pub fn is_stale(&self) -> bool {
         matches!(self, TopicState::Refused { since, .. } if since.elapsed() > REFUSAL_LASTS)
     }

@@ -39,6 +39,8 @@ pub struct Keeper {
     pub snapshot_end: Option<Lsn>,
     pub progress: Arc<Progress>,
     pub stats: Arc<SourceStats>,
+    /// Whether the last look found the slot in danger: said once, not at every look.
+    pub warned: bool,
 }
 
 impl Keeper {
@@ -66,13 +68,15 @@ impl Keeper {
         let Some(state) = slot::state(&self.session, &self.slot, self.version).await? else { return Ok(()) };
         self.stats.retained_bytes.store(state.retained_bytes(), Ordering::Relaxed);
         self.stats.server_position.fetch_max(state.current.0, Ordering::Relaxed);
-        if let Some(room) = state.safe_wal_size.filter(|room| *room < NARROW) {
+        let narrow = state.safe_wal_size.filter(|room| *room < NARROW);
+        if let Some(room) = narrow.filter(|_| !self.warned) {
             tracing::warn!(
                 slot = self.slot,
                 room_bytes = room,
                 "the slot is close to max_slot_wal_keep_size: when the room is used up the server drops the log it needs"
             );
         }
+        self.warned = narrow.is_some();
         Ok(())
     }
 

@@ -208,6 +208,7 @@ pub async fn open(
         snapshot_end: with_snapshot.then_some(start),
         progress: progress.clone(),
         stats: stats.clone(),
+        warned: false,
     };
     let alarm = tokio::spawn(keeper.run(finished));
     let reader = Reader::new(reader::Parts {

@@ -38,11 +38,11 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Room for one read. A frame larger than this makes the buffer grow for it alone.
 const READ_BYTES: usize = 256 * 1024;
 
-/// A read of at least this much means that there is a backlog.
-const BACKLOG_READ: usize = 16 * 1024;
+/// This much within [`BURST_PAUSE`] means that there is a backlog: some 20,000 rows a second and more.
+const BACKLOG_BYTES: usize = 8 * 1024;
 
 /// In a backlog the socket is left to fill for this long: a walsender pays a system call per message to a client
-/// that reads eagerly, and about half the CPU to one that reads in bursts.
+/// that reads eagerly, and about half the CPU to one that reads in bursts. So does the client.
 const BURST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A frame larger than this is not one that the server sends: a row has at most 1 GiB.
@@ -53,7 +53,7 @@ pub struct Reader {
     buffer: BytesMut,
     /// Bytes of the buffer that are decoded already.
     consumed: usize,
-    backlog: bool,
+    pace: Pace,
     projection: Projection,
     tables: Tables,
     relations: HashMap<u32, Option<Bound>>,
@@ -66,6 +66,27 @@ pub struct Reader {
     memory: Arc<Memory>,
     stall_timeout: Duration,
     address: String,
+}
+
+/// Tells a backlog from single commits by the bytes of the last moment.
+#[derive(Default)]
+struct Pace {
+    since: Option<Instant>,
+    bytes: usize,
+}
+
+impl Pace {
+    fn read(&mut self, count: usize) {
+        let now = Instant::now();
+        match self.since {
+            Some(since) if now - since < BURST_PAUSE => self.bytes += count,
+            _ => (self.since, self.bytes) = (Some(now), count),
+        }
+    }
+
+    fn is_backlog(&self) -> bool {
+        self.bytes >= BACKLOG_BYTES
+    }
 }
 
 /// The transaction that is being read.
@@ -107,7 +128,7 @@ impl Reader {
             stream: parts.stream,
             buffer: parts.buffered,
             consumed: 0,
-            backlog: false,
+            pace: Pace::default(),
             projection: parts.projection,
             tables: parts.tables,
             relations: HashMap::new(),
@@ -163,7 +184,7 @@ impl Reader {
     }
 
     async fn fill(&mut self) -> Result<(), SourceFailure> {
-        if self.backlog {
+        if self.pace.is_backlog() {
             tokio::time::sleep(BURST_PAUSE).await;
         }
         let lost = |what: String| SourceFailure::transient(what);
@@ -171,7 +192,7 @@ impl Reader {
         match tokio::time::timeout(patience, self.read_some()).await {
             Ok(Ok(0)) => Err(lost(format!("{} closed the replication connection", self.address))),
             Ok(Ok(count)) => {
-                self.backlog = count >= BACKLOG_READ;
+                self.pace.read(count);
                 Ok(())
             }
             Ok(Err(error)) => Err(lost(format!("the replication connection to {} broke: {error}", self.address))),
