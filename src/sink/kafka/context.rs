@@ -131,6 +131,10 @@ impl ClientContext for ReceiptContext {
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
         let contacted = self.memory.learnt().contacted;
         match code {
+            // The delivery reports of the batch tell which records it was.
+            Code::GaplessGuarantee => {
+                tracing::info!("Kafka refused a batch for good; the producer is made anew: {reason}");
+            }
             Code::Fatal => {
                 self.fail(SinkFailure::Restart { what: format!("the Kafka producer met a fatal error: {reason}") });
             }
@@ -157,6 +161,8 @@ impl ClientContext for ReceiptContext {
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
+            // Also reported as an error, which is where it is dealt with.
+            _ if facility == "FATAL" => tracing::debug!(facility, "librdkafka: {message}"),
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {
                 tracing::warn!(facility, "librdkafka: {message}");
             }
