@@ -2,9 +2,11 @@
 //! One binary, so that everything is linked once; one module a promise.
 
 // A support that only some promises need is still one of all.
-#[allow(dead_code, unused_imports)]
+#[allow(dead_code)]
 mod support;
 
 mod promises {
+    mod kafka_sink;
+    mod poison_records;
     mod postgres_connection;
 }
