@@ -18,7 +18,7 @@ use crate::metrics::PipelineMetrics;
 use crate::position::Position;
 use crate::relay::{Ended, Relay};
 use crate::route::{Plan, Router};
-use crate::sink::kafka::{KafkaMemory, KafkaSink};
+use crate::sink::{self, Sink};
 use crate::source::{self, SourceStats};
 
 /// Tells every pipeline to stop.
@@ -243,14 +243,14 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
         remedy: String::new(),
     })?;
     let mut router = Router::new(plan);
-    let kafka_memory = Arc::new(KafkaMemory::default());
+    let sink_memory = sink::Memory::default();
     let source_memory = source::Memory::new(&settings.source);
     let mut backoff = FIRST_BACKOFF;
     let mut again = 0u32;
     loop {
         status.enter(State::Starting);
         let events_before = status.metrics.events.get();
-        let generation = generation(settings, status, stop, &mut router, &kafka_memory, &source_memory);
+        let generation = generation(settings, status, stop, &mut router, &sink_memory, &source_memory);
         let failure = match generation.await {
             Ok(_) => return Ok(()),
             Err(failure) => failure,
@@ -316,13 +316,13 @@ async fn generation(
     status: &PipelineStatus,
     stop: &Stop,
     router: &mut Router,
-    kafka_memory: &Arc<KafkaMemory>,
+    sink_memory: &sink::Memory,
     source_memory: &source::Memory,
 ) -> Result<Ended, Failure> {
     let limits = Limits { events: settings.window.max_events, bytes: settings.window.max_bytes };
     let window = Arc::new(AckWindow::new(limits));
     // First, so that the producer fetches its id while the source is being opened.
-    let mut sink = KafkaSink::create(&settings.kafka, kafka_memory, &window)?;
+    let mut sink = Sink::create(settings, sink_memory, &window)?;
     let mut known_topics: Vec<&str> = router.plan().fixed_topic().into_iter().collect();
     if let DeadLetter::Topic(topic) = &settings.dead_letter {
         known_topics.push(topic);

@@ -15,13 +15,12 @@ use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
 use crate::config::DeadLetter;
-use crate::event::{Chunk, Micros, OutboxEvent};
+use crate::event::{Chunk, OutboxEvent};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::pipeline::{PipelineStatus, Stop};
 use crate::position::Position;
 use crate::route::Router;
-use crate::sink::Enqueued;
-use crate::sink::kafka::KafkaSink;
+use crate::sink::{Enqueued, Sink};
 use crate::source::{Confirmer, Opened, Reader};
 
 /// Why a generation ended without failing.
@@ -34,7 +33,7 @@ pub enum Ended {
 /// One generation's parts.
 pub struct Relay<'a> {
     pub source: Opened,
-    pub sink: KafkaSink,
+    pub sink: Sink,
     pub window: Arc<AckWindow>,
     pub router: &'a mut Router,
     pub dead_letter: &'a DeadLetter,
@@ -116,13 +115,7 @@ fn advance(window: &AckWindow, confirmer: &Confirmer, status: &PipelineStatus) {
 }
 
 /// Waits for what is in flight until the deadline; what is unacknowledged then is not confirmed and comes again.
-async fn drain(
-    window: &AckWindow,
-    confirmer: &Confirmer,
-    sink: &mut KafkaSink,
-    status: &PipelineStatus,
-    timeout: Duration,
-) {
+async fn drain(window: &AckWindow, confirmer: &Confirmer, sink: &mut Sink, status: &PipelineStatus, timeout: Duration) {
     sink.drain(Instant::now() + timeout).await;
     advance(window, confirmer, status);
     if window.in_flight() > 0 {
@@ -133,7 +126,7 @@ async fn drain(
 
 struct Pump<'a> {
     router: &'a mut Router,
-    sink: &'a mut KafkaSink,
+    sink: &'a mut Sink,
     window: &'a AckWindow,
     dead_letter: &'a DeadLetter,
     status: &'a PipelineStatus,
@@ -233,9 +226,4 @@ impl Pump<'_> {
         tracing::warn!(commit = %commit, topic, "an event was put into the dead-letter topic: {why}");
         Ok(())
     }
-}
-
-/// Time from the commit to now.
-pub fn age(committed_at: Micros) -> f64 {
-    committed_at.seconds_until(Micros::now())
 }
