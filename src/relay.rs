@@ -57,15 +57,23 @@ impl Relay<'_> {
                 () = stop.requested() => Ok(Ended::Stopped),
             }
         };
-        match ended {
-            Ok(Ended::Stopped) => drain(&window, &confirmer, &mut sink, status, shutdown_timeout).await,
+        // An event that cannot be delivered ends the pipeline, but what came before it is still seen through.
+        let orderly = match &ended {
+            Ok(_) => true,
+            Err(Failure::Halt(halt)) => halt.code == ExitCode::Undeliverable,
+            Err(_) => false,
+        };
+        if orderly && !matches!(ended, Ok(Ended::CaughtUp)) {
+            drain(&window, &confirmer, &mut sink, status, shutdown_timeout).await;
+        } else {
             // What was acknowledged meanwhile need not be repeated.
-            _ => advance(&window, &confirmer, status),
+            advance(&window, &confirmer, status);
         }
-        match ended {
+        if orderly {
+            confirmer.finish(reader, alarm).await;
+        } else {
             // Unasked, the server must not wait for our goodbye: it may be shutting down.
-            Err(_) => alarm.abort(),
-            Ok(_) => confirmer.finish(reader, alarm).await,
+            alarm.abort();
         }
         sink.abandon().await;
         ended
