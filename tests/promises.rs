@@ -2,5 +2,6 @@
 //! One binary, so that everything is linked once; one module a promise.
 
 mod promises {
+    mod demo;
     mod postgres_connection;
 }
