@@ -6,6 +6,7 @@
 mod support;
 
 mod promises {
+    mod demo;
     mod kafka_sink;
     mod poison_records;
     mod postgres_connection;

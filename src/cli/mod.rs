@@ -167,7 +167,7 @@ pub struct DemoArgs {
     /// Leave everything running at the end and print the addresses
     #[arg(long)]
     pub keep: bool,
-    /// Folder of PostgreSQL's programs [default: found on PATH or in the usual places, else downloaded]
+    /// Folder of PostgreSQL's programs, or `download` [default: found on PATH or in the usual places, else downloaded]
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
 }
@@ -304,7 +304,10 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         }
         Command::Status(args) => block_on(status::run(args)),
         Command::Demo(args) => {
-            logging::start(None);
+            // The demo speaks for itself.
+            if std::env::var_os("RUST_LOG").is_some() {
+                logging::start(Some(config::LogFormat::Text));
+            }
             block_on(demo::run(args))
         }
         Command::Completions { shell } => print(&completions::script(shell)),

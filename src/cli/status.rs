@@ -36,7 +36,7 @@ fn unanswered(address: &str, what: &str) -> Halt {
 }
 
 /// One GET. HTTP/1.0 has the server answer without chunks and close: the body is what follows the head.
-async fn get(address: &str, path: &str) -> Result<String, String> {
+pub(super) async fn get(address: &str, path: &str) -> Result<String, String> {
     let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
     let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");

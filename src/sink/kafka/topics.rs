@@ -70,8 +70,14 @@ pub async fn find_out(
             }
         }
     };
-    let max_bytes = max_bytes(settings, topic).await?;
+    let max_bytes = if is_embedded(producer) { DEFAULT_MAX_BYTES } else { max_bytes(settings, topic).await? };
     Ok(TopicState::Ready(TopicLimits { max_bytes, partitions }))
+}
+
+/// Whether this is librdkafka's in-process broker, by the name it gives its cluster. It knows no question for a topic's
+/// limits, and lets it time out. The name is known from the first contact: nothing is waited for.
+fn is_embedded(producer: &ThreadedProducer<ReceiptContext>) -> bool {
+    producer.client().fetch_cluster_id(Duration::ZERO).is_some_and(|id| id.starts_with("mockCluster"))
 }
 
 enum Lookup {
