@@ -25,6 +25,7 @@ class Kafka(Server):
     title = f"Kafka {VERSION}"
     image = f"apache/kafka:{VERSION}"
     address_variable = "OUTBOXD_TEST_KAFKA"
+    jvm = JVM
     port_variables = ("OUTBOXD_KAFKA_PORT", "OUTBOXD_KAFKA_SASL_SSL_PORT", "OUTBOXD_KAFKA_CONTROLLER_PORT")
 
     def fetch(self) -> None:
@@ -39,7 +40,7 @@ class Kafka(Server):
                 **{name: str(port) for name, port in place.ports.items()},
             }
         )
-        java = ["java", *JVM, "-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", f"{self._libraries()}/*"]
+        java = ["java", *self.jvm, "-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", f"{self._libraries()}/*"]
         properties = CONFIG / "kafka.properties"
         scram = [
             word

@@ -27,6 +27,8 @@ class Postgres(Server):
     # SIGTERM waits for clients to leave and SIGINT for replication clients to
     # catch up; a test that left either behind must not hold up `down`.
     stop_signal = signal.SIGQUIT
+    # What config/postgresql.conf leaves out or sets otherwise.
+    settings: dict[str, str] = {}
 
     def __init__(self, name: str, version: str, certificate: str):
         """`postgres` is the newest supported server, `postgres-old` the oldest."""
@@ -90,7 +92,8 @@ class Postgres(Server):
         return spawn(
             [binaries / "postgres", "-D", data]
             + ["-c", "listen_addresses=127.0.0.1", "-c", f"port={place.ports[self.port_variable]}"]
-            + ["-c", f"unix_socket_directories={sockets}", "-c", "ssl_ca_file=ca.pem"],
+            + ["-c", f"unix_socket_directories={sockets}", "-c", "ssl_ca_file=ca.pem"]
+            + [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")],
             log=place.log,
             user=user,
         )

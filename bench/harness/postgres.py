@@ -1,0 +1,237 @@
+"""PostgreSQL's log to Kafka: a backlog drained, and the latency of single commits.
+
+One backlog is loaded after the slot `bench` was made and is drained by turns
+
+    by a bare client that reads eagerly and discards      the limit without a trick
+    by a bare client that pauses before each read         the limit of reading in bursts
+    by outboxd run --until-caught-up                      to a new topic of a real broker
+
+each time from the same position: the bare clients confirm nothing, and outboxd gets copies of the slot. Then rows
+are committed one by one at a steady rate with outboxd running, and the time until a consumer has them is taken; the
+control is the same harness producing to Kafka without database and relay.
+"""
+
+import argparse
+from pathlib import Path
+
+from servers.failure import Failure
+
+from .report import Report, Row
+from .stage import BenchKafka, BenchPostgres, Stage, say
+
+SUMMARY = "a backlog and single commits, PostgreSQL's log to Kafka"
+PARTITIONS = 6
+SLOT, PUBLICATION = "bench", "outboxd"
+
+OUTBOX = """
+CREATE TABLE outbox (
+    id            uuid PRIMARY KEY DEFAULT uuidv7(),
+    topic         text,
+    partition_key text,
+    event_type    text,
+    payload       jsonb,
+    headers       jsonb,
+    created_at    timestamptz NOT NULL DEFAULT now()
+)
+"""
+# Rows are numbered, so that what arrives can be checked; the rest of a payload is hex digits, so that compressing
+# it takes work and gains a half.
+LOAD = """
+CREATE PROCEDURE load_outbox(total bigint, rows_per_commit bigint, payload_bytes bigint) LANGUAGE plpgsql AS $$
+DECLARE
+    done bigint := 0;
+    digests bigint := payload_bytes / 32 + 1;
+BEGIN
+    WHILE done < total LOOP
+        INSERT INTO outbox (partition_key, event_type, payload)
+        SELECT n % 10000, 'OrderCreated',
+               jsonb_build_object('n', n, 'note', left(
+                   (SELECT string_agg(md5((n * digests + part)::text), '') FROM generate_series(1, digests) part),
+                   greatest(payload_bytes - 18 - length(n::text), 0)::int))
+        FROM generate_series(done + 1, least(done + rows_per_commit, total)) n;
+        COMMIT;
+        done := done + rows_per_commit;
+    END LOOP;
+END $$
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--rows", type=int, default=1_000_000, help="rows of the backlog (%(default)s)")
+    add("--rows-per-commit", type=int, default=100, help="rows in each transaction (%(default)s)")
+    add("--payload", type=int, default=200, metavar="BYTES", help="size of each payload (%(default)s)")
+    add("--runs", type=int, default=3, help="how often the backlog is drained by each (%(default)s)")
+    add("--pause", type=int, default=200, metavar="MICROS", help="of the bare client that does (%(default)s)")
+    add("--rate", type=int, default=1000, help="single-row commits a second; 0 leaves latency out (%(default)s)")
+    add("--seconds", type=int, default=20, help="that the rate is held, after 5 s that do not count (%(default)s)")
+    add("--outboxd", type=Path, metavar="PROGRAM", help="measure this program instead of building one")
+    add("--kafka", action="append", default=[], metavar="KEY=VALUE", help="handed to outboxd")
+    add("--keep-logs", type=Path, metavar="DIR", help="where outboxd's logs go")
+
+
+def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
+    outboxd = stage.build()
+    if options.outboxd:
+        outboxd = options.outboxd.absolute()
+    brokers, broker = stage.start(BenchKafka())
+    address, _ = stage.start(BenchPostgres())
+    # Bare client and outboxd alike; TLS would be measured otherwise.
+    source = f"{address}?sslmode=disable"
+    bench = Bench(stage, report, options, outboxd, source, brokers, broker.pid)
+    report.add(
+        "setting",
+        source="PostgreSQL " + bench.sql("SHOW server_version")[0][0],
+        sink=BenchKafka.title,
+        partitions=PARTITIONS,
+        rows=options.rows,
+        rows_per_commit=options.rows_per_commit,
+        payload_bytes=options.payload,
+        postgres={"fsync": "off", **BenchPostgres.settings},
+        kafka_jvm=BenchKafka.jvm,
+        outboxd_kafka=options.kafka,
+        **report.machine(),
+    )
+    bench.load()
+    bench.warm_broker()
+    drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
+    latency = bench.latency() if options.rate else []
+    report.table(_table(options, drained, latency))
+    measured = [outboxd for _, _, outboxd in drained] + latency
+    lost = sum(line["missing"] + line.get("disordered", 0) for line in measured)
+    if lost:
+        say(f"{lost} records are missing or out of order")
+    return not lost
+
+
+class Bench:
+    def __init__(self, stage, report, options, outboxd: Path, source: str, brokers: str, broker_pid: int):
+        self.stage, self.report, self.options = stage, report, options
+        self.outboxd, self.source, self.brokers, self.broker_pid = outboxd, source, brokers, broker_pid
+        self.logs = (options.keep_logs or stage.folder).absolute()
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def sql(self, *statements: str) -> list[list[str]]:
+        return self.stage.measure("sql", self.source, *statements)
+
+    def load(self) -> None:
+        options = self.options
+        say(f"loading {options.rows:,} rows in transactions of {options.rows_per_commit:,}")
+        self.sql(
+            OUTBOX,
+            f"CREATE PUBLICATION {PUBLICATION} FOR TABLE outbox WITH (publish = 'insert')",
+            f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+            LOAD,
+        )
+        before, after = (
+            self.sql(*statements)[0]
+            for statements in (
+                ["SELECT extract(epoch FROM clock_timestamp()), pg_current_wal_lsn() - '0/0'::pg_lsn"],
+                [
+                    "SET synchronous_commit = off",
+                    f"CALL load_outbox({options.rows}, {options.rows_per_commit}, {options.payload})",
+                    "CHECKPOINT",
+                    "SELECT extract(epoch FROM clock_timestamp()), pg_current_wal_lsn() - '0/0'::pg_lsn",
+                ],
+            )
+        )
+        (size,) = self.sql("SELECT avg(length(payload::text)) FROM (SELECT payload FROM outbox LIMIT 1000) sample")[0]
+        self.report.add(
+            "load",
+            rows=options.rows,
+            seconds=float(after[0]) - float(before[0]),
+            wal_bytes=int(after[1]) - int(before[1]),
+            payload_bytes=float(size),
+        )
+
+    def warm_broker(self) -> None:
+        """The first turn would pay for the compilation of the broker's code otherwise."""
+        steady = ["--rate", 20_000, "--warm", 0, "--seconds", 5, "--payload", self.options.payload]
+        self.stage.measure("latency", *self.relay("bench_warming"), *steady, "--direct")
+
+    def drain_by_turns(self, turn: int) -> tuple[dict, dict, dict]:
+        say(f"run {turn} of {self.options.runs}")
+        eager = self.report.add("bare eager", run=turn, **self.bare(0))
+        paced = self.report.add("bare paced", run=turn, **self.bare(self.options.pause))
+        relayed = self.backlog(f"bench_{turn}")
+        relayed["of_eager"] = relayed["rows_s"] / eager["rows_s"]
+        relayed["of_paced"] = relayed["rows_s"] / paced["rows_s"]
+        self.report.add("outboxd backlog", run=turn, **relayed)
+        return eager, paced, relayed
+
+    def bare(self, pause: int) -> dict:
+        arguments = ["--slot", SLOT, "--publication", PUBLICATION, "--rows", self.options.rows, "--pause", pause]
+        return self.stage.measure("drain", self.source, *arguments)
+
+    def backlog(self, name: str) -> dict:
+        self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
+        measured = self.stage.measure(
+            "backlog",
+            *self.relay(name),
+            *["--rows", self.options.rows, "--broker", self.broker_pid, "--ends"],
+            *["--", *self.command(name), "--until-caught-up"],
+        )
+        self.sql(f"SELECT pg_drop_replication_slot('{name}')")
+        if measured["exit"] != "exit status: 0":
+            raise Failure(f"outboxd ended with {measured['exit']}")
+        return measured
+
+    def latency(self) -> list[dict]:
+        options, name = self.options, "bench_latency"
+        say(f"latency at {options.rate:,} commits a second")
+        steady = ["--rate", options.rate, "--seconds", options.seconds, "--payload", options.payload]
+        direct = self.stage.measure("latency", *self.relay(f"{name}_control"), *steady, "--direct")
+        self.report.add("latency control", **direct)
+        self.sql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+        relayed = self.stage.measure("latency", *self.relay(name), *steady, "--", *self.command(name))
+        self.report.add("outboxd latency", **relayed)
+        return [direct, relayed]
+
+    def relay(self, name: str) -> list:
+        """What every instrument that watches a relay wants to know."""
+        return [
+            *["--source", self.source, "--slot", name, "--brokers", self.brokers],
+            *["--topic", name, "--partitions", PARTITIONS, "--log", self.logs / f"{name}.log"],
+        ]
+
+    def command(self, name: str) -> list:
+        command = [self.outboxd, "run", self.source, "--slot", name, "--publication", PUBLICATION]
+        command += ["--brokers", self.brokers, "--topic", name, "--admin", "off"]
+        return command + [word for setting in self.options.kafka for word in ("--kafka", setting)]
+
+
+def _table(options: argparse.Namespace, drained: list[tuple[dict, dict, dict]], latency: list[dict]) -> list[Row]:
+    def of(which: int, name: str) -> list[float | None]:
+        return [turn[which][name] for turn in drained]
+
+    eager, paced, outboxd = 0, 1, 2
+    rows = [
+        Row("outboxd rows/s, first to last", of(outboxd, "rows_s")),
+        Row("outboxd rows/s, start included", of(outboxd, "wall_rows_s")),
+        Row("bare eager rows/s", of(eager, "rows_s")),
+        Row(f"bare {options.pause} µs rows/s", of(paced, "rows_s")),
+        Row("outboxd / bare eager", of(outboxd, "of_eager"), 2, at_least=0.9),
+        Row(f"outboxd / bare {options.pause} µs", of(outboxd, "of_paced"), 2),
+        Row("outboxd CPU s/M", of(outboxd, "cpu_s_per_m"), 2, at_most=5),
+        Row("bare eager CPU s/M", of(eager, "cpu_s_per_m"), 2),
+        Row(f"bare {options.pause} µs CPU s/M", of(paced, "cpu_s_per_m"), 2),
+        Row("walsender CPU s/M, outboxd", of(outboxd, "walsender_cpu_s_per_m"), 2),
+        Row("walsender CPU s/M, bare eager", of(eager, "walsender_cpu_s_per_m"), 2),
+        Row(f"walsender CPU s/M, bare {options.pause} µs", of(paced, "walsender_cpu_s_per_m"), 2),
+        Row("broker CPU s/M", of(outboxd, "broker_cpu_s_per_m"), 2),
+        Row("outboxd peak RSS, MiB", of(outboxd, "peak_rss_mib"), 1, at_most=100),
+        Row("outboxd start to first record, s", of(outboxd, "first_s"), 2, at_most=1.2),
+        Row("records missing", of(outboxd, "missing"), at_most=0),
+        Row("records out of order", of(outboxd, "disordered"), at_most=0),
+        Row("records repeated", of(outboxd, "duplicates")),
+        Row("load average", of(outboxd, "load_average"), 1),
+    ]
+    if latency:
+        control, relayed = latency
+        for title, spans in (
+            ("control, produce → consumer", control["from_send_ms"]),
+            ("outboxd, INSERT sent → consumer", relayed["from_send_ms"]),
+            ("outboxd, committed → consumer", relayed["from_commit_ms"]),
+        ):
+            rows += [Row(f"{title}, {name} ms", [spans[name]], 2) for name in ("p50", "p99", "max")]
+    return rows

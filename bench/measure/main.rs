@@ -1,0 +1,88 @@
+//! The measuring instruments of `bench/run`, in a program of their own so that they cost the machine little while
+//! they measure: two cores are shared by database, broker, relay and this.
+//!
+//! ```text
+//!   sql        run statements, print their rows
+//!   drain      read a slot's stream and discard it: the limit that the server sets
+//!   backlog    start a relay over a backlog and time it by the topic's high watermarks
+//!   latency    commit rows at a steady rate and time each until a consumer has it
+//! ```
+//!
+//! Each prints one JSON object and knows nothing of targets, repetitions or servers' lives: `bench/run` does.
+
+mod backlog;
+mod drain;
+mod latency;
+mod process;
+mod topic;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use outboxd::source::postgres::conninfo::ConnInfo;
+use outboxd::source::postgres::sql::{self, SqlSession};
+use serde_json::{Value, json};
+use tokio_postgres::SimpleQueryMessage;
+
+#[derive(Parser)]
+#[command(about = "Measuring instruments of bench/run")]
+struct Arguments {
+    #[command(subcommand)]
+    instrument: Instrument,
+}
+
+#[derive(Subcommand)]
+enum Instrument {
+    /// Run statements one by one and print the rows of the last as a JSON array of arrays.
+    Sql { source: String, statements: Vec<String> },
+    /// Read a slot's stream and discard it.
+    Drain(drain::Options),
+    /// Start a relay over a backlog and time it.
+    Backlog(backlog::Options),
+    /// Time single rows from commit to consumer.
+    Latency(latency::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().instrument {
+        Instrument::Sql { source, statements } => block_on(run_statements(&source, &statements)),
+        Instrument::Drain(options) => block_on(drain::run(&options)),
+        Instrument::Backlog(options) => block_on(backlog::run(&options)),
+        Instrument::Latency(options) => latency::run(&options),
+    };
+    match result {
+        Ok(measured) => {
+            println!("{measured}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("measure: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+async fn connect(source: &str) -> anyhow::Result<SqlSession> {
+    let info = ConnInfo::parse(source)?;
+    Ok(sql::connect(&info).await?)
+}
+
+async fn run_statements(source: &str, statements: &[String]) -> anyhow::Result<Value> {
+    let session = connect(source).await?;
+    let mut rows = Vec::new();
+    for statement in statements {
+        rows.clear();
+        let answer = session.simple_query(statement).await.with_context(|| statement.clone())?;
+        for message in answer {
+            if let SimpleQueryMessage::Row(row) = message {
+                rows.push((0..row.len()).map(|column| json!(row.get(column))).collect::<Vec<_>>());
+            }
+        }
+    }
+    Ok(json!(rows))
+}
