@@ -1,6 +1,10 @@
 //! The promises, each proved against real servers: `tests/run` brings them up and sets the environment.
 //! One binary, so that everything is linked once; one module a promise.
 
+// A support that only some promises need is still one of all.
+#[allow(dead_code, unused_imports)]
+mod support;
+
 mod promises {
     mod postgres_connection;
 }

@@ -1,0 +1,144 @@
+//! A PostgreSQL server of one's own, to stop and to break.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::unistd::{Gid, Uid, User, chown};
+
+use super::{PATIENCE, eventually, free_port, tail, variable};
+
+#[derive(Clone, Copy, Debug)]
+pub enum StopMode {
+    Fast,
+    /// As after a crash.
+    Immediate,
+}
+
+/// The newest version. Killed, and its folder removed, when dropped.
+pub struct PrivatePostgres {
+    folder: tempfile::TempDir,
+    port: u16,
+    settings: Vec<String>,
+    child: Option<Child>,
+}
+
+impl PrivatePostgres {
+    /// Settings are `name=value`, beside those that any source needs.
+    pub async fn start(settings: &[&str]) -> Self {
+        let folder = tempfile::Builder::new().prefix("outboxd-pg-").tempdir_in("/tmp").expect("a folder for the data");
+        give(folder.path());
+        let mut server = PrivatePostgres {
+            folder,
+            port: free_port(),
+            settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
+            child: None,
+        };
+        let made = server
+            .program("initdb")
+            .args(["--username=postgres", "--auth=trust", "--no-locale", "--encoding=UTF8", "--no-sync"])
+            .stdout(Stdio::null())
+            .status()
+            .expect("initdb runs");
+        assert!(made.success(), "initdb: {}", tail(&server.log()));
+        server.resume().await;
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// One of PostgreSQL's programs on our data, as a user that may run it.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(Path::new(&variable("OUTBOXD_TEST_PG_BIN")).join(name));
+        let log = File::options().create(true).append(true).open(self.log()).expect("the log can be written");
+        command.arg("-D").arg(self.data()).stdin(Stdio::null()).stderr(log).current_dir(self.folder.path());
+        if let Some((uid, gid)) = unprivileged() {
+            command.uid(uid.as_raw()).gid(gid.as_raw());
+        }
+        command
+    }
+
+    /// Starts it again, on the same port.
+    pub async fn resume(&mut self) {
+        let mut command = self.program("postgres");
+        let fixed = [
+            format!("port={}", self.port),
+            format!("unix_socket_directories={}", self.folder.path().display()),
+            "listen_addresses=127.0.0.1".to_owned(),
+            "wal_level=logical".to_owned(),
+            "fsync=off".to_owned(),
+            "shared_buffers=64MB".to_owned(),
+        ];
+        for setting in fixed.iter().chain(&self.settings) {
+            command.arg("-c").arg(setting);
+        }
+        self.child = Some(command.stdout(Stdio::null()).spawn().expect("postgres starts"));
+        let url = self.url();
+        let log = self.log();
+        eventually(PATIENCE, "PostgreSQL answers", async || {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(ended.is_none(), "PostgreSQL ended: {}", tail(&log));
+            let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.ok()?;
+            tokio::spawn(connection);
+            client.batch_execute("SELECT 1").await.ok()
+        })
+        .await;
+    }
+
+    /// `pg_ctl stop`, whatever time it takes.
+    pub async fn stop(&mut self, mode: StopMode) {
+        let mode = match mode {
+            StopMode::Fast => "fast",
+            StopMode::Immediate => "immediate",
+        };
+        let mut command = self.program("pg_ctl");
+        command.args(["stop", "-m", mode, "-t", "600"]).stdout(Stdio::null());
+        let stopped = tokio::process::Command::from(command).status().await.expect("pg_ctl runs");
+        assert!(stopped.success(), "pg_ctl stop -m {mode}: {}", tail(&self.log()));
+        if let Some(mut child) = self.child.take() {
+            eventually(Duration::from_secs(30), "PostgreSQL is gone", async || child.try_wait().ok().flatten()).await;
+        }
+    }
+}
+
+impl Drop for PrivatePostgres {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // SIGQUIT also ends the server's children, which SIGKILL would leave behind.
+            let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGQUIT);
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            println!("the end of the private PostgreSQL's log:\n{}", tail(&self.log()));
+        }
+    }
+}
+
+/// PostgreSQL refuses to run as root.
+fn unprivileged() -> Option<(Uid, Gid)> {
+    if !Uid::effective().is_root() {
+        return None;
+    }
+    let name = variable("OUTBOXD_TEST_PG_USER");
+    let user = User::from_name(&name).ok().flatten().unwrap_or_else(|| panic!("there is no user {name}"));
+    Some((user.uid, user.gid))
+}
+
+fn give(folder: &Path) {
+    if let Some((uid, gid)) = unprivileged() {
+        chown(folder, Some(uid), Some(gid)).expect("the folder can be given away");
+    }
+}
