@@ -149,6 +149,17 @@ pub enum PayloadType {
     Bytea,
 }
 
+impl PayloadType {
+    fn as_sql(self) -> &'static str {
+        match self {
+            PayloadType::Jsonb => "jsonb",
+            PayloadType::Json => "json",
+            PayloadType::Text => "text",
+            PayloadType::Bytea => "bytea",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
     /// Admin address of the running outboxd
@@ -299,7 +310,7 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         }
         Command::Init(InitArgs { pipelines, init }) => {
             let settings = pipelines.settings()?;
-            logging::start(settings.process.log_format);
+            logging::start_quietly(settings.process.log_format);
             block_on(init::run(settings, init))
         }
         Command::Status(args) => block_on(status::run(args)),
