@@ -16,6 +16,7 @@ pub mod judge;
 mod keeper;
 mod messages;
 pub mod pgoutput;
+pub mod preflight;
 mod reader;
 pub mod server_error;
 pub mod setup;
