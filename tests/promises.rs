@@ -6,5 +6,8 @@
 mod support;
 
 mod promises {
+    mod init;
     mod postgres_connection;
+    mod preflight;
+    mod preflight_kafka;
 }
