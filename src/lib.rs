@@ -23,6 +23,7 @@ pub mod failure;
 pub mod metrics;
 pub mod pipeline;
 pub mod position;
+pub mod preflight;
 pub mod relay;
 pub mod route;
 pub mod sink;

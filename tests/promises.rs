@@ -2,12 +2,15 @@
 //! One binary, so that everything is linked once; one module a promise.
 
 // A support that only some promises need is still one of all.
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 mod support;
 
 mod promises {
     mod demo;
+    mod init;
     mod kafka_sink;
     mod poison_records;
     mod postgres_connection;
+    mod preflight;
+    mod preflight_kafka;
 }

@@ -9,9 +9,18 @@ use crate::config::LogFormat;
 
 /// Starts logging for the process. Only the first call has an effect.
 pub fn start(format: Option<LogFormat>) {
+    start_at(format, LevelFilter::INFO);
+}
+
+/// For commands whose answer is what they print: only errors, unless RUST_LOG asks for more.
+pub fn start_quietly(format: Option<LogFormat>) {
+    start_at(format, LevelFilter::ERROR);
+}
+
+fn start_at(format: Option<LogFormat>, level: LevelFilter) {
     let terminal = stderr().is_terminal();
     let format = format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
-    let level = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let level = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
     let log = tracing_subscriber::fmt().with_env_filter(level).with_writer(stderr);
     // A second start, as tests make, finds the first one's log in place: nothing to do about it.
     let _ = match format {

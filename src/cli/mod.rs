@@ -84,7 +84,7 @@ pub enum Command {
     Run(PipelineArgs),
     /// Look at source and sink and report everything that is wrong, each with its remedy
     #[command(after_help = CHECK_EXAMPLES)]
-    Check(PipelineArgs),
+    Check(CheckArgs),
     /// Create table, publication, slot and checkpoint table, so that nothing committed from then on is missed
     ///
     /// Running it again changes nothing. Brokers are not needed.
@@ -124,6 +124,15 @@ pub struct PipelineArgs {
 }
 
 #[derive(Clone, Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub pipelines: PipelineArgs,
+    /// Print the findings as a JSON array
+    #[arg(long, help_heading = "Check")]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 pub struct InitArgs {
     #[command(flatten)]
     pub pipelines: PipelineArgs,
@@ -147,6 +156,17 @@ pub enum PayloadType {
     Json,
     Text,
     Bytea,
+}
+
+impl PayloadType {
+    fn as_sql(self) -> &'static str {
+        match self {
+            PayloadType::Jsonb => "jsonb",
+            PayloadType::Json => "json",
+            PayloadType::Text => "text",
+            PayloadType::Bytea => "bytea",
+        }
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -238,7 +258,8 @@ fn options_of<O: Args>() -> impl Iterator<Item = clap::Id> {
 impl Command {
     fn layer(&mut self) -> Option<&mut PipelineArgs> {
         match self {
-            Command::Run(args) | Command::Check(args) => Some(args),
+            Command::Run(args) => Some(args),
+            Command::Check(args) => Some(&mut args.pipelines),
             Command::Init(args) => {
                 args.pipelines.without_sink = true;
                 Some(&mut args.pipelines)
@@ -292,14 +313,14 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
             logging::start(settings.process.log_format);
             block_on(run::run(settings))
         }
-        Command::Check(args) => {
-            let settings = args.settings()?;
-            logging::start(settings.process.log_format);
-            block_on(check::run(settings))
+        Command::Check(CheckArgs { pipelines, json }) => {
+            let settings = pipelines.settings()?;
+            logging::start_quietly(settings.process.log_format);
+            block_on(check::run(settings, json))
         }
         Command::Init(InitArgs { pipelines, init }) => {
             let settings = pipelines.settings()?;
-            logging::start(settings.process.log_format);
+            logging::start_quietly(settings.process.log_format);
             block_on(init::run(settings, init))
         }
         Command::Status(args) => block_on(status::run(args)),

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use crate::config::{PipelineSettings, SourceSettings};
 use crate::event::{Chunk, Projection};
 use crate::position::Position;
+use crate::preflight::Finding;
 
 /// Trouble on the database's side, sorted by what can be done about it.
 #[derive(Debug, Error)]
@@ -121,6 +122,15 @@ pub async fn open(
                 caught_up_at: opened.caught_up_at,
                 alarm: opened.alarm,
             })
+        }
+    }
+}
+
+/// Looks at everything that a run needs of the source, and changes nothing.
+pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
+    match &settings.source {
+        SourceSettings::Postgres(source) => {
+            postgres::preflight::preflight(source, &settings.name, projection, settings.no_standby).await
         }
     }
 }

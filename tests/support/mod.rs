@@ -4,6 +4,7 @@
 //! A server that is missing makes a test fail, never pass. Waiting is always for a condition, with a deadline that a
 //! busy machine keeps.
 
+mod command;
 mod database;
 mod delivery;
 mod kafka;
@@ -11,6 +12,7 @@ mod postgres;
 mod relay;
 mod topic;
 
+pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
 pub use kafka::PrivateKafka;

@@ -1,6 +1,7 @@
 //! A PostgreSQL server of one's own, to stop and to break.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -43,6 +44,7 @@ impl PrivatePostgres {
             .status()
             .expect("initdb runs");
         assert!(made.success(), "initdb: {}", tail(&server.log()));
+        server.configure();
         server.resume().await;
         server
     }
@@ -70,20 +72,24 @@ impl PrivatePostgres {
         command
     }
 
-    /// Starts it again, on the same port.
-    pub async fn resume(&mut self) {
-        let mut command = self.program("postgres");
+    /// In the file and not on the command line, so that ALTER SYSTEM has the last word.
+    fn configure(&self) {
         let fixed = [
             format!("port={}", self.port),
-            format!("unix_socket_directories={}", self.folder.path().display()),
-            "listen_addresses=127.0.0.1".to_owned(),
+            format!("unix_socket_directories='{}'", self.folder.path().display()),
+            "listen_addresses='127.0.0.1'".to_owned(),
             "wal_level=logical".to_owned(),
             "fsync=off".to_owned(),
             "shared_buffers=64MB".to_owned(),
         ];
-        for setting in fixed.iter().chain(&self.settings) {
-            command.arg("-c").arg(setting);
-        }
+        let lines: Vec<_> = fixed.iter().chain(&self.settings).map(|setting| setting.replacen('=', " = ", 1)).collect();
+        let mut file = File::options().append(true).open(self.data().join("postgresql.conf")).expect("a configuration");
+        file.write_all(lines.join("\n").as_bytes()).expect("the configuration can be written");
+    }
+
+    /// Starts it again, on the same port.
+    pub async fn resume(&mut self) {
+        let mut command = self.program("postgres");
         self.child = Some(command.stdout(Stdio::null()).spawn().expect("postgres starts"));
         let url = self.url();
         let log = self.log();

@@ -10,6 +10,7 @@
 //!   *suspects*, the source is read again, and each suspect is sent alone until the culprit stands by itself.
 
 mod context;
+pub mod preflight;
 mod topics;
 
 use std::collections::HashMap;

@@ -11,7 +11,7 @@ use rdkafka::producer::{Producer, ThreadedProducer};
 
 use super::context::ReceiptContext;
 use super::{apply, blocking, not_creatable};
-use crate::config::KafkaSettings;
+use crate::config::{KafkaSettings, TopicCreation};
 use crate::sink::SinkFailure;
 
 /// Kafka's own default for `max.message.bytes`, taken when the broker does not tell.
@@ -54,24 +54,44 @@ pub async fn find_out(
     settings: &KafkaSettings,
     topic: &str,
 ) -> Result<TopicState, SinkFailure> {
-    let partitions = match partitions(producer, topic, Duration::ZERO).await? {
-        Lookup::Found(partitions) => partitions,
-        Lookup::Refused(why) => return Ok(TopicState::refused(why)),
-        Lookup::Missing => {
-            if let Some(wanted) = &settings.create_topics
-                && let Some(why) = create(settings, topic, wanted).await?
-            {
-                return Ok(TopicState::refused(why));
-            }
-            match partitions(producer, topic, APPEARS_WITHIN).await? {
-                Lookup::Found(partitions) => partitions,
-                Lookup::Refused(why) => return Ok(TopicState::refused(why)),
-                Lookup::Missing => return Ok(TopicState::refused("it does not exist".to_owned())),
-            }
+    let mut known = look(producer, settings, topic, Duration::ZERO).await?;
+    if matches!(known, Known::Missing) {
+        if let Some(wanted) = &settings.create_topics
+            && let Some(why) = create(settings, topic, wanted).await?
+        {
+            return Ok(TopicState::refused(why));
         }
-    };
-    let max_bytes = if is_embedded(producer) { DEFAULT_MAX_BYTES } else { max_bytes(settings, topic).await? };
-    Ok(TopicState::Ready(TopicLimits { max_bytes, partitions }))
+        known = look(producer, settings, topic, APPEARS_WITHIN).await?;
+    }
+    Ok(match known {
+        Known::Ready(limits) => TopicState::Ready(limits),
+        Known::Refused(why) => TopicState::refused(why),
+        Known::Missing => TopicState::refused("it does not exist".to_owned()),
+    })
+}
+
+/// What there is to know of a topic without touching it.
+pub enum Known {
+    Ready(TopicLimits),
+    Missing,
+    Refused(String),
+}
+
+/// Looks the topic up and nothing else, waiting this long for one that is missing to appear.
+pub async fn look(
+    producer: &Arc<ThreadedProducer<ReceiptContext>>,
+    settings: &KafkaSettings,
+    topic: &str,
+    patience: Duration,
+) -> Result<Known, SinkFailure> {
+    Ok(match partitions(producer, topic, patience).await? {
+        Lookup::Missing => Known::Missing,
+        Lookup::Refused(why) => Known::Refused(why),
+        Lookup::Found(partitions) => {
+            let max_bytes = if is_embedded(producer) { DEFAULT_MAX_BYTES } else { max_bytes(settings, topic).await? };
+            Known::Ready(TopicLimits { max_bytes, partitions })
+        }
+    })
 }
 
 /// Whether this is librdkafka's in-process broker, by the name it gives its cluster. It knows no question for a topic's
@@ -141,21 +161,33 @@ fn options() -> AdminOptions {
 }
 
 /// Creates the topic; why it could not be, if it could not.
-async fn create(
+async fn create(settings: &KafkaSettings, topic: &str, wanted: &TopicCreation) -> Result<Option<String>, SinkFailure> {
+    let why = request_creation(settings, topic, wanted, options()).await?;
+    if why.is_none() {
+        tracing::info!(topic, "created the Kafka topic");
+    }
+    Ok(why)
+}
+
+/// Has the cluster judge a creation without carrying it out; why it would refuse, if it would.
+pub async fn could_be_created(settings: &KafkaSettings, topic: &str) -> Result<Option<String>, SinkFailure> {
+    let wanted = settings.create_topics.unwrap_or_default();
+    request_creation(settings, topic, &wanted, options().validate_only(true)).await
+}
+
+async fn request_creation(
     settings: &KafkaSettings,
     topic: &str,
-    wanted: &crate::config::TopicCreation,
+    wanted: &TopicCreation,
+    options: AdminOptions,
 ) -> Result<Option<String>, SinkFailure> {
     let partitions = wanted.partitions.unwrap_or(-1);
     let replication = i32::from(wanted.replication.unwrap_or(-1));
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(replication));
     let admin = admin(settings)?;
-    let created = admin.create_topics([&new], &options()).await;
+    let created = admin.create_topics([&new], &options).await;
     match created.map(|mut results| results.pop()) {
-        Ok(Some(Ok(_)) | None) => {
-            tracing::info!(topic, "created the Kafka topic");
-            Ok(None)
-        }
+        Ok(Some(Ok(_)) | None) => Ok(None),
         Ok(Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists)))) => Ok(None),
         Ok(Some(Err((_, code)))) => Ok(Some(format!("it does not exist and cannot be created: {code}"))),
         Err(error) => {

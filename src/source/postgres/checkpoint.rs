@@ -5,11 +5,16 @@
 
 use super::server_error::classify_sql;
 use super::sql::SqlSession;
+use super::tables::literal;
 use crate::position::Lsn;
 use crate::source::SourceFailure;
 
 /// Creates the table; run by `init`, by the first start, or by hand.
 pub const CREATE: &str = include_str!("../../../sql/postgres/checkpoint.sql");
+
+/// For a role that may not create it.
+pub const CREATE_ELSEWHERE: &str = "run `outboxd init` once as a role that may create tables, or run \
+    sql/postgres/checkpoint.sql, and grant SELECT, INSERT, UPDATE on outboxd_checkpoint to outboxd's role";
 
 /// The row's format. A newer outboxd reads older ones; an older one refuses what it does not know.
 const FORMAT: i32 = 1;
@@ -50,12 +55,7 @@ pub async fn table_exists(session: &SqlSession) -> Result<bool, SourceFailure> {
 
 pub async fn create_table(session: &SqlSession) -> Result<(), SourceFailure> {
     session.batch_execute(CREATE).await.map_err(|error| match classify_sql(&error, "creating outboxd_checkpoint") {
-        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady {
-            what,
-            remedy: "run `outboxd init` once as a role that may create tables, or run sql/postgres/checkpoint.sql \
-                     and grant SELECT, INSERT, UPDATE on outboxd_checkpoint to outboxd's role"
-                .to_owned(),
-        },
+        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady { what, remedy: CREATE_ELSEWHERE.to_owned() },
         other => other,
     })
 }
@@ -95,6 +95,19 @@ pub async fn load(session: &SqlSession, pipeline: &str) -> Result<Option<Checkpo
         snapshot,
         updated_at: row.get(6),
     }))
+}
+
+/// The statement that stores a first row for a slot that is there already, for `init`: what [`store`] would write.
+pub fn first_row(pipeline: &str, slot: &str, snapshot: SnapshotState) -> String {
+    format!(
+        "INSERT INTO outboxd_checkpoint (pipeline, format, system_identifier, timeline, slot, position, snapshot)
+SELECT {}, {FORMAT}, s.system_identifier::text, c.timeline_id, r.slot_name, r.confirmed_flush_lsn, '{}'
+FROM pg_control_system() s, pg_control_checkpoint() c, pg_replication_slots r WHERE r.slot_name = {}
+ON CONFLICT (pipeline) DO NOTHING",
+        literal(pipeline),
+        snapshot.as_str(),
+        literal(slot)
+    )
 }
 
 pub async fn store(session: &SqlSession, pipeline: &str, checkpoint: &Checkpoint) -> Result<(), SourceFailure> {

@@ -26,9 +26,6 @@ const WRITE: Duration = Duration::from_secs(10);
 /// Without events the row follows the log only in strides, so that its own write is never a reason to write again.
 const STRIDE: u64 = 64 << 20;
 
-/// A slot with less room than this before `max_slot_wal_keep_size` takes it away is worth a warning.
-const NARROW: i64 = 256 << 20;
-
 pub struct Keeper {
     pub session: Arc<SqlSession>,
     pub pipeline: String,
@@ -68,7 +65,7 @@ impl Keeper {
         let Some(state) = slot::state(&self.session, &self.slot, self.version).await? else { return Ok(()) };
         self.stats.retained_bytes.store(state.retained_bytes(), Ordering::Relaxed);
         self.stats.server_position.fetch_max(state.current.0, Ordering::Relaxed);
-        let narrow = state.safe_wal_size.filter(|room| *room < NARROW);
+        let narrow = state.narrow();
         if let Some(room) = narrow.filter(|_| !self.warned) {
             tracing::warn!(
                 slot = self.slot,

@@ -12,11 +12,14 @@ pub mod checkpoint;
 pub mod conninfo;
 mod dial;
 mod feedback;
+pub mod judge;
 mod keeper;
 mod messages;
 pub mod pgoutput;
+pub mod preflight;
 mod reader;
 pub mod server_error;
+pub mod setup;
 pub mod slot;
 mod snapshot;
 pub mod sql;
@@ -43,12 +46,13 @@ use crate::source::{SourceFailure, SourceStats};
 use checkpoint::{Checkpoint, SnapshotState};
 use conninfo::ConnInfo;
 use feedback::Progress;
+use judge::refuse;
 use keeper::Keeper;
 use slot::SlotState;
 use snapshot::SnapshotReader;
 use sql::SqlSession;
 use tables::{Tables, quote};
-use walsender::{SystemIdentity, WalsenderConnection};
+use walsender::WalsenderConnection;
 
 /// What outlives a connection.
 #[derive(Default)]
@@ -122,22 +126,25 @@ pub async fn open(
     let mut connection = WalsenderConnection::connect(&info).await?;
     let server = connection.identify_system().await?;
     let version = connection.server_version();
+    refuse(judge::version(version))?;
 
     let (tables, missing) = Tables::find(&session, &settings.tables).await?;
-    refuse_missing(&missing, &tables, projection)?;
-    if !checkpoint::table_exists(&session).await? {
-        if settings.no_create {
-            return Err(SourceFailure::NotReady {
-                what: "the table outboxd_checkpoint does not exist and --no-create forbids making it".to_owned(),
-                remedy: checkpoint::CREATE.trim().to_owned(),
-            });
-        }
+    refuse(judge::tables(&missing, &tables, projection))?;
+    let has_checkpoints = checkpoint::table_exists(&session).await?;
+    refuse(judge::checkpoint_table(has_checkpoints, settings))?;
+    if !has_checkpoints {
         checkpoint::create_table(&session).await?;
     }
     let stored = checkpoint::load(&session, pipeline).await?;
     let state = slot::state(&session, &settings.slot, version).await?;
-    refuse_lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server)?;
-    make_publication(&session, settings, &tables, state.is_some()).await?;
+    refuse(judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    refuse(judge::slot(settings, state.as_ref(), info.dbname()))?;
+    let publication = slot::publication(&session, &settings.publication, &tables.catalog).await?;
+    let slot_exists = state.is_some();
+    refuse(judge::publication(settings, publication.as_ref(), &tables.catalog, projection, slot_exists))?;
+    if publication.is_none() {
+        setup::make_publication(&session, &settings.publication, &tables.catalog).await?;
+    }
 
     let target = current_position(&session).await?;
     let _ = memory.caught_up_at.compare_exchange(0, target.0, Ordering::AcqRel, Ordering::Acquire);
@@ -157,10 +164,7 @@ pub async fn open(
         checkpoint::store(&session, pipeline, &checkpoint).await?;
     }
     let (start, exported) = match &state {
-        Some(state) => {
-            refuse_foreign(settings, state, &info)?;
-            (start_position(settings, &checkpoint, state, memory)?, None)
-        }
+        Some(state) => (start_position(settings, &checkpoint, state, memory)?, None),
         None => {
             let created = slot::create(&mut connection, &settings.slot, with_snapshot).await?;
             (created.consistent_point, created.snapshot)
@@ -184,7 +188,7 @@ pub async fn open(
         // The slot's log may have gone between our look and now.
         SourceFailure::PositionLost { what, .. } => SourceFailure::PositionLost {
             what: slot::gap_report(pipeline, &what, stored.as_ref(), state.as_ref(), &server),
-            remedy: slot::LOST_REMEDY.to_owned(),
+            remedy: judge::lost_remedy(pipeline, Some(&settings.slot)),
         },
         other => other,
     })?;
@@ -290,74 +294,6 @@ async fn current_position(session: &SqlSession) -> Result<Lsn, SourceFailure> {
     Ok(row.get::<_, String>(0).parse().unwrap_or_default())
 }
 
-fn refuse_missing(
-    missing: &[crate::config::TableName],
-    tables: &Tables,
-    projection: &Projection,
-) -> Result<(), SourceFailure> {
-    if let Some(table) = missing.first() {
-        return Err(SourceFailure::NotReady {
-            what: format!("the outbox table {table} does not exist"),
-            remedy: "create it (`outboxd init` does), or name another one with --table".to_owned(),
-        });
-    }
-    if let Some((table, column)) = tables.missing_columns(projection).first() {
-        return Err(SourceFailure::NotReady {
-            what: format!("the outbox table {} has no column `{column}`, which the layout needs", table.quoted()),
-            remedy: format!("add the column, or name another one with --column ROLE=NAME instead of `{column}`"),
-        });
-    }
-    Ok(())
-}
-
-/// A lost position is told, never papered over by a new slot.
-fn refuse_lost(
-    pipeline: &str,
-    settings: &PostgresSettings,
-    stored: Option<&Checkpoint>,
-    state: Option<&SlotState>,
-    server: &SystemIdentity,
-) -> Result<(), SourceFailure> {
-    let mut why = state.and_then(|state| state.lost().map(|why| format!("slot `{}`: {why}", settings.slot)));
-    if let Some(stored) = stored.filter(|stored| stored.snapshot != SnapshotState::Pending) {
-        if state.is_none() {
-            why = Some(format!("slot `{}` is gone, and the checkpoint says that there was one", settings.slot));
-        }
-        if stored.timeline > server.timeline {
-            let (was, is) = (stored.timeline, server.timeline);
-            why = Some(format!("the server's timeline went back from {was} to {is}"));
-        }
-    }
-    if let Some(stored) = stored.filter(|stored| stored.system_identifier != server.system_identifier) {
-        let (was, is) = (stored.system_identifier, server.system_identifier);
-        why = Some(format!("this is another server: its system identifier is {is}, the checkpoint's is {was}"));
-    }
-    match why {
-        None => Ok(()),
-        Some(why) => Err(SourceFailure::PositionLost {
-            what: slot::gap_report(pipeline, &why, stored, state, server),
-            remedy: slot::LOST_REMEDY.to_owned(),
-        }),
-    }
-}
-
-/// A slot that is not ours to read.
-fn refuse_foreign(settings: &PostgresSettings, state: &SlotState, info: &ConnInfo) -> Result<(), SourceFailure> {
-    let not_ready = |what: String| {
-        Err(SourceFailure::NotReady { what, remedy: "name another slot with --slot, or drop this one".to_owned() })
-    };
-    match (state.plugin.as_deref(), state.database.as_deref()) {
-        (None, _) => not_ready(format!("slot `{}` is a physical one", settings.slot)),
-        (Some(plugin), _) if plugin != "pgoutput" => {
-            not_ready(format!("slot `{}` is of the plugin {plugin}, not pgoutput", settings.slot))
-        }
-        (_, Some(database)) if database != info.dbname() => {
-            not_ready(format!("slot `{}` belongs to the database {database}", settings.slot))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Where to go on: never before what was confirmed, which may be ahead of the slot after a crash of the server.
 fn start_position(
     settings: &PostgresSettings,
@@ -379,44 +315,4 @@ fn start_position(
         }
         _ => Ok(known),
     }
-}
-
-async fn make_publication(
-    session: &SqlSession,
-    settings: &PostgresSettings,
-    tables: &Tables,
-    slot_exists: bool,
-) -> Result<(), SourceFailure> {
-    let name = &settings.publication;
-    let create = slot::create_publication(name, &tables.catalog);
-    let Some(found) = slot::publication(session, name).await? else {
-        if settings.no_create || slot_exists {
-            let why = if slot_exists { "the slot is older than it would be" } else { "--no-create forbids making it" };
-            return Err(SourceFailure::NotReady {
-                what: format!("the publication `{name}` does not exist, and {why}"),
-                remedy: format!("{create}; a slot must be made after its publication"),
-            });
-        }
-        tracing::info!(publication = name, "creating the publication");
-        return session
-            .batch_execute(&create)
-            .await
-            .map_err(|error| server_error::classify_sql(&error, "creating the publication"));
-    };
-    if !found.inserts {
-        return Err(SourceFailure::NotReady {
-            what: format!("the publication `{name}` publishes no inserts"),
-            remedy: format!("ALTER PUBLICATION {} SET (publish = 'insert')", quote(name)),
-        });
-    }
-    for table in &tables.catalog {
-        let leaves = slot::leaves(session, table).await?;
-        if !found.publishes(table, &leaves) {
-            return Err(SourceFailure::NotReady {
-                what: format!("the publication `{name}` lacks the outbox table {}", table.quoted()),
-                remedy: format!("ALTER PUBLICATION {} ADD TABLE {}", quote(name), table.quoted()),
-            });
-        }
-    }
-    Ok(())
 }

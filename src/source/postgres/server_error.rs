@@ -79,6 +79,13 @@ impl fmt::Display for ServerError {
     }
 }
 
+pub const WAL_LEVEL_REMEDY: &str = "ALTER SYSTEM SET wal_level = logical; then restart the server; on Amazon RDS set \
+    rds.logical_replication to 1 in the parameter group and reboot";
+
+pub fn replication_remedy(role: &str) -> String {
+    format!("ALTER ROLE {role} REPLICATION; on Amazon RDS: GRANT rds_replication TO {role}")
+}
+
 /// Whether the slot that was to be read does not exist.
 pub fn is_slot_missing(error: &ServerError) -> bool {
     error.code == "42704"
@@ -124,7 +131,7 @@ pub fn classify(error: &ServerError, info_description: &str) -> SourceFailure {
         "42501"
             if error.raised_in("InitPostgres") || error.mentions("REPLICATION") || error.mentions("replication") =>
         {
-            not_ready(format!("ALTER ROLE {role} REPLICATION; on Amazon RDS: GRANT rds_replication TO {role}"))
+            not_ready(replication_remedy(role))
         }
         "42501" => not_ready(format!("grant {role} the privilege, or use a role that has it")),
         "55006" => SourceFailure::Held { what },
@@ -133,11 +140,7 @@ pub fn classify(error: &ServerError, info_description: &str) -> SourceFailure {
             remedy: "drop the slot and begin again; raise max_slot_wal_keep_size so that it does not happen again"
                 .to_owned(),
         },
-        "55000" if error.mentions("wal_level") => not_ready(
-            "ALTER SYSTEM SET wal_level = logical, then restart the server; on Amazon RDS set rds.logical_replication \
-             to 1 in the parameter group and reboot"
-                .to_owned(),
-        ),
+        "55000" if error.mentions("wal_level") => not_ready(WAL_LEVEL_REMEDY.to_owned()),
         "42704" if is_slot_missing(error) => not_ready("create the slot with `outboxd init`".to_owned()),
         _ if class == "42" => not_ready("run `outboxd check` to see what the database lacks".to_owned()),
         _ => SourceFailure::Transient { what },

@@ -24,7 +24,15 @@ pub struct SlotState {
     pub current: Lsn,
 }
 
+/// A slot with less room than this before `max_slot_wal_keep_size` takes it away is worth a warning.
+const NARROW: i64 = 256 << 20;
+
 impl SlotState {
+    /// The bytes that can still be written, when they are few.
+    pub fn narrow(&self) -> Option<i64> {
+        self.safe_wal_size.filter(|room| *room < NARROW)
+    }
+
     pub fn retained_bytes(&self) -> u64 {
         self.restart.map_or(0, |restart| self.current.bytes_since(restart))
     }
@@ -102,24 +110,50 @@ pub async fn create(
     Ok(CreatedSlot { consistent_point, snapshot: field(2).filter(|_| export_snapshot) })
 }
 
+/// A publication, and what of the outbox tables it publishes.
 #[derive(Clone, Debug)]
 pub struct PublicationState {
     pub inserts: bool,
     pub via_root: bool,
     pub all_tables: bool,
-    /// `schema`, `table` of everything it publishes.
-    pub tables: Vec<(String, String)>,
+    tables: Vec<PublishedTable>,
+    /// The partitions that hold the rows of each partitioned outbox table, by its oid.
+    leaves: Vec<(u32, Vec<(String, String)>)>,
 }
 
-impl PublicationState {
-    /// Whether inserts into the table (or, when it is partitioned, into its partitions) are published.
-    pub fn publishes(&self, table: &CatalogTable, leaves: &[(String, String)]) -> bool {
-        let has = |schema: &str, name: &str| self.tables.iter().any(|(s, t)| s == schema && t == name);
-        has(&table.schema, &table.name) || !leaves.is_empty() && leaves.iter().all(|(schema, name)| has(schema, name))
+#[derive(Clone, Debug)]
+pub struct PublishedTable {
+    schema: String,
+    name: String,
+    /// Before PostgreSQL 15 all of them.
+    columns: Option<Vec<String>>,
+    pub row_filter: Option<String>,
+}
+
+impl PublishedTable {
+    pub fn has(&self, column: &str) -> bool {
+        self.columns.as_ref().is_none_or(|columns| columns.iter().any(|name| name == column))
     }
 }
 
-pub async fn publication(session: &SqlSession, name: &str) -> Result<Option<PublicationState>, SourceFailure> {
+impl PublicationState {
+    /// As what inserts into the table are published: itself, or all its partitions when it has some. Empty when they
+    /// are not.
+    pub fn published(&self, table: &CatalogTable) -> Vec<&PublishedTable> {
+        let find = |schema: &str, name: &str| self.tables.iter().find(|one| one.schema == schema && one.name == name);
+        if let Some(itself) = find(&table.schema, &table.name) {
+            return vec![itself];
+        }
+        let leaves = self.leaves.iter().find(|(oid, _)| *oid == table.oid).map_or(&[][..], |(_, leaves)| leaves);
+        leaves.iter().map(|(schema, name)| find(schema, name)).collect::<Option<_>>().unwrap_or_default()
+    }
+}
+
+pub async fn publication(
+    session: &SqlSession,
+    name: &str,
+    outboxes: &[CatalogTable],
+) -> Result<Option<PublicationState>, SourceFailure> {
     let failed = |error: tokio_postgres::Error| classify_sql(&error, "reading the publication");
     let found = session
         .query_opt(
@@ -129,31 +163,40 @@ pub async fn publication(session: &SqlSession, name: &str) -> Result<Option<Publ
         .await
         .map_err(failed)?;
     let Some(row) = found else { return Ok(None) };
-    let tables = session
-        .query(
-            "SELECT schemaname::text, tablename::text FROM pg_catalog.pg_publication_tables WHERE pubname = $1",
-            &[&name],
-        )
-        .await
-        .map_err(failed)?;
+    let details = match session.server_version() {
+        150_000.. => "attnames::text[], rowfilter",
+        _ => "NULL::text[], NULL::text",
+    };
+    let statement = format!(
+        "SELECT schemaname::text, tablename::text, {details} FROM pg_catalog.pg_publication_tables WHERE pubname = $1"
+    );
+    let tables = session.query(&statement, &[&name]).await.map_err(failed)?;
+    let mut partitions = Vec::new();
+    for table in outboxes.iter().filter(|table| table.partitioned) {
+        partitions.push((table.oid, leaves(session, table).await?));
+    }
+    let published = |row: &tokio_postgres::Row| PublishedTable {
+        schema: row.get(0),
+        name: row.get(1),
+        columns: row.get(2),
+        row_filter: row.get(3),
+    };
     Ok(Some(PublicationState {
         inserts: row.get(0),
         via_root: row.get(1),
         all_tables: row.get(2),
-        tables: tables.iter().map(|row| (row.get(0), row.get(1))).collect(),
+        tables: tables.iter().map(published).collect(),
+        leaves: partitions,
     }))
 }
 
 /// The partitions of a partitioned table that hold rows.
-pub async fn leaves(session: &SqlSession, table: &CatalogTable) -> Result<Vec<(String, String)>, SourceFailure> {
-    if !table.partitioned {
-        return Ok(Vec::new());
-    }
+async fn leaves(session: &SqlSession, table: &CatalogTable) -> Result<Vec<(String, String)>, SourceFailure> {
     let rows = session
         .query(
-            "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_partition_tree($1) p
+            "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_partition_tree($1::oid) p
              JOIN pg_catalog.pg_class c ON c.oid = p.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-             WHERE p.isleaf AND c.oid <> $1",
+             WHERE p.isleaf AND c.oid <> $1::oid",
             &[&table.oid],
         )
         .await
@@ -162,8 +205,8 @@ pub async fn leaves(session: &SqlSession, table: &CatalogTable) -> Result<Vec<(S
 }
 
 /// The statement that makes the publication: inserts only, partitions under their table's name.
-pub fn create_publication(name: &str, tables: &[CatalogTable]) -> String {
-    let listed = tables.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", ");
+pub fn create_publication(name: &str, tables: impl IntoIterator<Item = String>) -> String {
+    let listed = tables.into_iter().collect::<Vec<_>>().join(", ");
     let tables = if listed.is_empty() { String::new() } else { format!(" FOR TABLE {listed}") };
     let options = "publish = 'insert', publish_via_partition_root = true";
     format!("CREATE PUBLICATION {}{tables} WITH ({options})", quote(name))
@@ -210,7 +253,3 @@ pub fn gap_report(
     report.push_str("\n  nothing was skipped or confirmed");
     report
 }
-
-pub const LOST_REMEDY: &str = "deliver the rows of the gap from the table by other means (or decide that none matter), \
-    then drop the slot if it is still there, delete the pipeline's row from outboxd_checkpoint, and start again, \
-    with --snapshot existing to deliver what is in the table";

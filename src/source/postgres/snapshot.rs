@@ -38,6 +38,8 @@ impl SnapshotReader {
         if let Some(name) = exported {
             statements.push_str(&format!("; SET TRANSACTION SNAPSHOT '{}'", name.replace('\'', "''")));
         }
+        // A policy that hides rows from this role must be an error, not a gap.
+        statements.push_str("; SET LOCAL row_security = off");
         session
             .batch_execute(&statements)
             .await
@@ -134,8 +136,15 @@ mod tests {
         let columns = ["id", "payload", "created_at"]
             .map(|name| (name.to_owned(), crate::source::postgres::values::oid::TEXT))
             .to_vec();
-        let table =
-            CatalogTable { oid: 1, schema: "a\"b".to_owned(), name: "outbox".to_owned(), partitioned: false, columns };
+        let table = CatalogTable {
+            oid: 1,
+            schema: "a\"b".to_owned(),
+            name: "outbox".to_owned(),
+            partitioned: false,
+            is_table: true,
+            logged: true,
+            columns,
+        };
         let declared = declare(&table, &projection);
         let expected = "SELECT \"payload\", \"created_at\" FROM \"a\"\"b\".\"outbox\" ORDER BY \"created_at\", \"id\"";
         assert!(declared.ends_with(expected), "{declared}");

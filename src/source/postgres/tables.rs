@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::judge;
 use super::pgoutput::Relation;
 use super::server_error::classify_sql;
 use super::sql::SqlSession;
@@ -36,6 +37,10 @@ pub struct CatalogTable {
     pub schema: String,
     pub name: String,
     pub partitioned: bool,
+    /// Not a view or a foreign table.
+    pub is_table: bool,
+    /// Neither unlogged nor temporary.
+    pub logged: bool,
     /// Names and types, in order.
     pub columns: Vec<(String, u32)>,
 }
@@ -44,6 +49,16 @@ impl CatalogTable {
     pub fn quoted(&self) -> String {
         format!("{}.{}", quote(&self.schema), quote(&self.name))
     }
+
+    pub fn has(&self, column: &str) -> bool {
+        self.columns.iter().any(|(name, _)| name == column)
+    }
+}
+
+/// A text as SQL takes it, whatever is in it.
+pub fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
 }
 
 /// An identifier as SQL takes it, whatever is in it.
@@ -63,7 +78,8 @@ impl Tables {
         for name in names {
             let found = session
                 .query_opt(
-                    "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind = 'p'
+                    "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind = 'p', c.relkind IN ('r', 'p'),
+                            c.relpersistence = 'p'
                      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                      WHERE c.oid = pg_catalog.to_regclass($1)",
                     &[&name.quoted()],
@@ -88,6 +104,8 @@ impl Tables {
                 schema: row.get(1),
                 name: row.get(2),
                 partitioned: row.get(3),
+                is_table: row.get(4),
+                logged: row.get(5),
                 columns: columns.iter().map(|column| (column.get(0), column.get(1))).collect(),
             });
         }
@@ -100,11 +118,10 @@ impl Tables {
 
     /// Columns that the layout needs and a table has not.
     pub fn missing_columns(&self, projection: &Projection) -> Vec<(&CatalogTable, String)> {
-        let lacks = |table: &CatalogTable, name: &str| !table.columns.iter().any(|(column, _)| column == name);
         let tables = self.catalog.iter();
         tables
             .flat_map(|table| projection.required().map(move |name| (table, name)))
-            .filter(|(table, name)| lacks(table, name))
+            .filter(|(table, name)| !table.has(name))
             .map(|(table, name)| (table, name.to_owned()))
             .collect()
     }
@@ -140,10 +157,7 @@ impl Tables {
         }
         let missing = projection.required().find(|name| !columns.iter().any(|column| column.name == *name));
         if let Some(name) = missing {
-            return Err(SourceFailure::NotReady {
-                what: format!("the outbox table {describe} has no column `{name}`, which the layout needs"),
-                remedy: format!("add the column, or name another one with --column ROLE=NAME instead of `{name}`"),
-            });
+            return Err(judge::column_missing(&describe, name, projection));
         }
         columns.sort_by_key(|column| column.index);
         Ok(Some(Bound { table, columns, describe }))

@@ -1,0 +1,16 @@
+-- A role that may relay and nothing else. Run it as the database's owner after `outboxd init`, with the names and the
+-- password changed to yours; then `outboxd run --no-create postgres://outboxd_relay@…` needs no more than this.
+--
+-- REPLICATION lets it read the slot. That is the whole log of the database as far as a publication lets it through, and
+-- PostgreSQL has no finer right. On Amazon RDS: CREATE ROLE outboxd_relay LOGIN …; GRANT rds_replication TO outboxd_relay.
+CREATE ROLE outboxd_relay LOGIN REPLICATION PASSWORD 'change me';
+
+-- Only where these rights were taken away from PUBLIC:
+-- GRANT CONNECT ON DATABASE shop TO outboxd_relay;
+-- GRANT USAGE ON SCHEMA public TO outboxd_relay;
+
+-- Where it stands. No DELETE: giving a position up is a person's decision.
+GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint TO outboxd_relay;
+
+-- Only for --snapshot existing, which reads the rows already in the table; the log is read without it.
+-- GRANT SELECT ON outbox TO outboxd_relay;

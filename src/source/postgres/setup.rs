@@ -1,0 +1,309 @@
+//! What a pipeline stands on (table, publication, slot, checkpoint) and the statements that make it. `init` executes
+//! exactly what its `--dry-run` prints.
+//!
+//! The order matters: the publication must be older than the slot, since a change cannot be decoded with a publication
+//! that did not exist then; the checkpoint row comes last and says where the slot begins.
+
+use std::sync::Arc;
+
+use super::checkpoint::{self, SnapshotState};
+use super::judge::{self, refuse};
+use super::server_error::classify_sql;
+use super::slot;
+use super::sql::{self, SqlSession};
+use super::tables::{CatalogTable, Tables, literal, quote};
+use super::walsender::SystemIdentity;
+use crate::config::{PostgresSettings, RouteSettings, Snapshot};
+use crate::event::Projection;
+use crate::source::SourceFailure;
+
+const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
+const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
+
+/// The version whose statements are printed when no server can be asked.
+const NEWEST_VERSION: u32 = 180_000;
+
+/// What is to be there.
+pub struct Wanted<'a> {
+    pub settings: &'a PostgresSettings,
+    pub pipeline: &'a str,
+    pub route: &'a RouteSettings,
+    pub projection: &'a Projection,
+    /// The type of the payload column: jsonb, json, text or bytea.
+    pub payload: &'a str,
+}
+
+/// One thing and the statement that makes it.
+struct Step {
+    thing: String,
+    sql: String,
+    /// A slot cannot be made in a transaction that has written.
+    transactional: bool,
+}
+
+impl Step {
+    fn new(thing: String, sql: String) -> Self {
+        Step { thing, sql, transactional: true }
+    }
+
+    fn alone(thing: String, sql: String) -> Self {
+        Step { thing, sql, transactional: false }
+    }
+}
+
+/// What is there already, and the steps to what is not.
+#[derive(Default)]
+struct Plan {
+    present: Vec<String>,
+    steps: Vec<Step>,
+}
+
+impl Plan {
+    fn add(&mut self, present: bool, step: Step) {
+        if present {
+            self.present.push(step.thing);
+        } else {
+            self.steps.push(step);
+        }
+    }
+}
+
+/// Makes what is missing, saying one line for each thing. A second time there is nothing to do.
+pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
+    let session = Arc::new(sql::connect(&super::conninfo(wanted.settings)?).await?);
+    let level: String = session
+        .query_one("SELECT pg_catalog.current_setting('wal_level')", &[])
+        .await
+        .map_err(|error| session.classify(&error))?
+        .get(0);
+    refuse(judge::wal_level(&level))?;
+    let plan = plan(&session, wanted).await?;
+    for thing in &plan.present {
+        say(&format!("exists already: {thing}"));
+    }
+    let (transactional, alone): (Vec<_>, Vec<_>) = plan.steps.iter().partition(|step| step.transactional);
+    if !transactional.is_empty() {
+        execute(&session, "a transaction", "BEGIN").await?;
+        for step in &transactional {
+            execute(&session, &step.thing, &step.sql).await?;
+        }
+        // A table that was made must have the columns that --column and --topic ask for; else nothing is left behind.
+        let (tables, missing) = Tables::find(&session, &wanted.settings.tables).await?;
+        refuse(judge::tables(&missing, &tables, wanted.projection))?;
+        execute(&session, "the transaction", "COMMIT").await?;
+        for step in &transactional {
+            say(&format!("created {}", step.thing));
+        }
+    }
+    for step in alone {
+        // Making a slot waits for the transactions that are running, which is not a lock held too long.
+        tracing::info!("creating {}; a slot waits for running transactions to end", step.thing);
+        execute(&session, &step.thing, &format!("SET lock_timeout = 0; {}", step.sql)).await?;
+        say(&format!("created {}", step.thing));
+    }
+    if plan.steps.is_empty() {
+        say("nothing to do: everything is in place");
+    }
+    Ok(())
+}
+
+/// The statements that [`init`] would execute, for psql. Without a server to ask: all of them, for the newest version.
+pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
+    let mut script = String::new();
+    let plan = match sql::connect(&super::conninfo(wanted.settings)?).await {
+        Ok(session) => plan(&Arc::new(session), wanted).await?,
+        Err(failure) => {
+            script.push_str(&format!("-- No server could be asked what is there already: {}\n", one_line(&failure)));
+            from_nothing(wanted)
+        }
+    };
+    for thing in &plan.present {
+        script.push_str(&format!("-- exists already: {}\n", one_line(thing)));
+    }
+    for Step { thing, sql, .. } in &plan.steps {
+        script.push_str(&format!("\n-- {}\n{};\n", one_line(thing), sql.trim_end().trim_end_matches(';')));
+    }
+    if plan.steps.is_empty() {
+        script.push_str("-- nothing to do: everything is in place\n");
+    }
+    Ok(script)
+}
+
+/// For a comment, which ends with its line.
+fn one_line(text: impl ToString) -> String {
+    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+async fn execute(session: &SqlSession, thing: &str, statements: &str) -> Result<(), SourceFailure> {
+    let on = format!("{}: creating {thing}", session.description());
+    session.batch_execute(statements).await.map_err(|error| classify_sql(&error, &on))
+}
+
+/// Looks at what is there. What is there and wrong is refused, as a run would refuse it.
+async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, SourceFailure> {
+    // --no-create is said to runs; this is the command that creates.
+    let settings = &PostgresSettings { no_create: false, ..wanted.settings.clone() };
+    let version = session.server_version();
+    refuse(judge::version(version))?;
+    let (tables, missing) = Tables::find(session, &settings.tables).await?;
+    refuse(judge::tables(&[], &tables, wanted.projection))?;
+    let has_checkpoints = checkpoint::table_exists(session).await?;
+    let stored = if has_checkpoints { checkpoint::load(session, wanted.pipeline).await? } else { None };
+    let state = slot::state(session, &settings.slot, version).await?;
+    let server = identity(session).await?;
+    refuse(judge::lost(wanted.pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    let database: String = session
+        .query_one("SELECT pg_catalog.current_database()::text", &[])
+        .await
+        .map_err(|error| session.classify(&error))?
+        .get(0);
+    refuse(judge::slot(settings, state.as_ref(), &database))?;
+    let publication = slot::publication(session, &settings.publication, &tables.catalog).await?;
+    let found = publication.as_ref();
+    refuse(judge::publication(settings, found, &tables.catalog, wanted.projection, state.is_some()))?;
+
+    let mut plan = Plan::default();
+    for schema in missing.iter().filter_map(|table| table.schema.as_deref()) {
+        let exists: bool = session
+            .query_one("SELECT pg_catalog.to_regnamespace($1) IS NOT NULL", &[&quote(schema)])
+            .await
+            .map_err(|error| session.classify(&error))?
+            .get(0);
+        if !exists {
+            plan.steps.push(create_schema(schema));
+        }
+    }
+    for table in &settings.tables {
+        plan.add(!missing.contains(table), create_table(wanted, table, version));
+    }
+    plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
+    plan.add(found.is_some(), create_publication(wanted));
+    if publication.is_some_and(|publication| !publication.all_tables) {
+        // The tables that were missing a moment ago cannot be in it.
+        for table in &missing {
+            let (name, table) = (quote(&settings.publication), table.quoted());
+            let sql = format!("ALTER PUBLICATION {name} ADD TABLE {table}");
+            plan.steps.push(Step::new(format!("place of {table} in publication {name}"), sql));
+        }
+    }
+    plan.add(state.is_some(), create_slot(wanted, version));
+    plan.add(stored.is_some(), store_row(wanted));
+    Ok(plan)
+}
+
+/// Every step, when nothing is known.
+fn from_nothing(wanted: &Wanted<'_>) -> Plan {
+    let mut steps = Vec::new();
+    for table in &wanted.settings.tables {
+        steps.extend(table.schema.as_deref().filter(|schema| *schema != "public").map(create_schema));
+        steps.push(create_table(wanted, table, NEWEST_VERSION));
+    }
+    steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
+    steps.push(create_publication(wanted));
+    steps.push(create_slot(wanted, NEWEST_VERSION));
+    steps.push(store_row(wanted));
+    Plan { present: Vec::new(), steps }
+}
+
+fn create_schema(schema: &str) -> Step {
+    Step::new(format!("schema {schema}"), format!("CREATE SCHEMA IF NOT EXISTS {}", quote(schema)))
+}
+
+fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: u32) -> Step {
+    let schema = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
+    let sql = fill(schema, |name| match name {
+        "table" => Some(table.quoted()),
+        "payload_type" => Some(wanted.payload.to_owned()),
+        "id_default" if version >= 180_000 => Some("uuidv7()".to_owned()),
+        role => {
+            let chosen = wanted.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
+            chosen.filter(|(_, column)| !column.starts_with('/')).map(|(_, column)| quote(column))
+        }
+    });
+    Step::new(format!("table {table}"), sql)
+}
+
+fn create_publication(wanted: &Wanted<'_>) -> Step {
+    let name = &wanted.settings.publication;
+    let tables = wanted.settings.tables.iter().map(crate::config::TableName::quoted);
+    Step::new(format!("publication {name}"), slot::create_publication(name, tables))
+}
+
+fn create_slot(wanted: &Wanted<'_>, version: u32) -> Step {
+    let slot = &wanted.settings.slot;
+    // Neither temporary nor for two-phase commits; where the server can, it follows a fail-over.
+    let options = if version >= 170_000 { ", false, false, true" } else { "" };
+    let sql = format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{options})", literal(slot));
+    Step::alone(format!("slot {slot}"), sql)
+}
+
+fn store_row(wanted: &Wanted<'_>) -> Step {
+    let state = match wanted.settings.snapshot {
+        // The first run reads the table; what is committed until then it delivers twice rather than not at all.
+        Snapshot::Existing => SnapshotState::Pending,
+        Snapshot::None => SnapshotState::None,
+    };
+    let sql = checkpoint::first_row(wanted.pipeline, &wanted.settings.slot, state);
+    Step::alone(format!("starting position of pipeline {}", wanted.pipeline), sql)
+}
+
+/// The template without its comments, with each `/*name*/ … /**/` replaced; what has no replacement stays as written.
+fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let statement = template.lines().filter(|line| !line.trim_start().starts_with("--"));
+    let mut rest = &*statement.collect::<Vec<_>>().join("\n");
+    let mut filled = String::new();
+    while let Some((before, after)) = rest.split_once("/*") {
+        filled.push_str(before);
+        let (name, after) = after.split_once("*/").unwrap_or((after, ""));
+        let (written, after) = after.split_once("/**/").unwrap_or((after, ""));
+        filled.push_str(&value(name).unwrap_or_else(|| written.trim().to_owned()));
+        rest = after;
+    }
+    filled.push_str(rest);
+    filled
+}
+
+/// Makes the publication at a first start.
+pub(super) async fn make_publication(
+    session: &SqlSession,
+    name: &str,
+    tables: &[CatalogTable],
+) -> Result<(), SourceFailure> {
+    tracing::info!(publication = name, "creating the publication");
+    let create = slot::create_publication(name, tables.iter().map(CatalogTable::quoted));
+    session.batch_execute(&create).await.map_err(|error| match classify_sql(&error, "creating the publication") {
+        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady { what, remedy: publication_by_owner(&create) },
+        other => other,
+    })
+}
+
+/// For a role that may not make the publication itself.
+pub(super) fn publication_by_owner(create: &str) -> String {
+    format!("{create}; as the owner of the outbox table with CREATE on the database, or `outboxd init` as that role")
+}
+
+/// What a replication connection tells by IDENTIFY_SYSTEM, asked over an ordinary one.
+pub(super) async fn identity(session: &SqlSession) -> Result<SystemIdentity, SourceFailure> {
+    let statement = "SELECT s.system_identifier, c.timeline_id,
+                            CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text
+                     FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c";
+    let row = session.query_one(statement, &[]).await.map_err(|error| session.classify(&error))?;
+    Ok(SystemIdentity {
+        system_identifier: row.get::<_, i64>(0).cast_unsigned(),
+        timeline: row.get::<_, i32>(1).cast_unsigned(),
+        wal_position: row.get::<_, String>(2).parse().unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_says_what_is_between_its_marks_unless_told_otherwise() {
+        let template = "-- about\nCREATE TABLE /*table*/ outbox /**/ (/*id*/ id /**/ uuid)";
+        assert_eq!(fill(template, |_| None), "CREATE TABLE outbox (id uuid)");
+        let named = |name: &str| (name == "table").then(|| "\"x\"".to_owned());
+        assert_eq!(fill(template, named), "CREATE TABLE \"x\" (id uuid)");
+    }
+}
