@@ -113,8 +113,7 @@ pub async fn open(
 ) -> Result<Opened, SourceFailure> {
     match (&settings.source, memory) {
         (SourceSettings::Postgres(source), Memory::Postgres(memory)) => {
-            let stall = settings.stall_timeout;
-            let opened = postgres::open(source, &settings.name, projection, stall, memory, stats).await?;
+            let opened = postgres::open(source, settings, projection, memory, stats).await?;
             Ok(Opened {
                 reader: Reader::Postgres(Box::new(opened.reader)),
                 confirmer: Confirmer::Postgres(opened.confirmer),

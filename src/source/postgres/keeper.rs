@@ -20,9 +20,6 @@ use crate::source::{SourceFailure, SourceStats};
 /// How often the slot is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The row is written at most this often while events flow. A crash replays from the slot, not from the row.
-const WRITE: Duration = Duration::from_secs(10);
-
 /// Without events the row follows the log only in strides, so that its own write is never a reason to write again.
 const STRIDE: u64 = 64 << 20;
 
@@ -36,6 +33,8 @@ pub struct Keeper {
     pub snapshot_end: Option<Lsn>,
     pub progress: Arc<Progress>,
     pub stats: Arc<SourceStats>,
+    /// The row is written at most this often while events flow. A crash replays from the slot, not from the row.
+    pub interval: Duration,
     /// Whether the last look found the slot in danger: said once, not at every look.
     pub warned: bool,
 }
@@ -45,7 +44,7 @@ impl Keeper {
     pub async fn run(mut self, mut finish: oneshot::Receiver<()>) -> Result<(), SourceFailure> {
         let session = self.session.clone();
         let mut look = tokio::time::interval(LOOK);
-        let mut write = tokio::time::interval_at(tokio::time::Instant::now() + WRITE, WRITE);
+        let mut write = tokio::time::interval_at(tokio::time::Instant::now() + self.interval, self.interval);
         let mut snapshot = tokio::time::interval(Duration::from_millis(200));
         loop {
             tokio::select! {

@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::config::{PostgresSettings, Snapshot, Start};
+use crate::config::{PipelineSettings, PostgresSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::{Lsn, Position};
 use crate::source::{SourceFailure, SourceStats};
@@ -113,12 +113,12 @@ impl Drop for Confirmer {
 /// on from the confirmed position. Whatever stands in the way is told with its remedy.
 pub async fn open(
     settings: &PostgresSettings,
-    pipeline: &str,
+    of: &PipelineSettings,
     projection: &Projection,
-    stall_timeout: Duration,
     memory: &Arc<Memory>,
     stats: &Arc<SourceStats>,
 ) -> Result<Opened, SourceFailure> {
+    let (pipeline, stall_timeout) = (of.name.as_str(), of.stall_timeout);
     let info = conninfo(settings)?;
     let session = Arc::new(sql::connect(&info).await?);
     // Both connections must be to one and the same server.
@@ -212,6 +212,7 @@ pub async fn open(
         snapshot_end: with_snapshot.then_some(start),
         progress: progress.clone(),
         stats: stats.clone(),
+        interval: of.checkpoint_interval,
         warned: false,
     };
     let alarm = tokio::spawn(keeper.run(finished));
