@@ -9,7 +9,8 @@ use tokio_postgres::SimpleQueryMessage;
 use super::server_error::classify_sql;
 use super::sql::SqlSession;
 use super::tables::{CatalogTable, quote};
-use super::values::{Rendered, render_text};
+use super::values::{BadValue, Rendered, render_text};
+use super::walsender::SESSION_PARAMETERS;
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
 use crate::position::{Lsn, Position};
 use crate::source::SourceFailure;
@@ -40,6 +41,10 @@ impl SnapshotReader {
         }
         // A policy that hides rows from this role must be an error, not a gap.
         statements.push_str("; SET LOCAL row_security = off");
+        // A row must print as the stream prints it, whatever the database's or the role's own settings.
+        for (name, value) in SESSION_PARAMETERS {
+            statements.push_str(&format!("; SET LOCAL {name} = '{value}'"));
+        }
         session
             .batch_execute(&statements)
             .await
@@ -77,7 +82,10 @@ impl SnapshotReader {
                         let Some((_, type_oid)) = table.columns.iter().find(|(column, _)| column == name) else {
                             continue;
                         };
-                        set_field(slot, *type_oid, want, row.get(value), chunk);
+                        if set_field(slot, *type_oid, want, row.get(value), chunk).is_err() {
+                            let why = format!("column `{name}` of {}: its value has an unknown form", table.quoted());
+                            chunk.mark_defective(why, Field::Null);
+                        }
                         value += 1;
                     }
                 }
@@ -94,17 +102,22 @@ impl SnapshotReader {
     }
 }
 
-fn set_field(slot: usize, type_oid: u32, want: Want, value: Option<&str>, chunk: &mut Chunk) {
-    let Some(text) = value else { return chunk.set_field(slot, Field::Null) };
-    let mut bad = false;
+fn set_field(slot: usize, type_oid: u32, want: Want, value: Option<&str>, chunk: &mut Chunk) -> Result<(), BadValue> {
+    let Some(text) = value else {
+        chunk.set_field(slot, Field::Null);
+        return Ok(());
+    };
+    let mut rendered = Ok(());
     chunk.render_field(slot, |out| match render_text(type_oid, want, text.as_bytes(), out) {
         Ok(Rendered::Borrowed(bytes)) => out.extend_from_slice(bytes),
         Ok(Rendered::Written) => {}
-        Err(_) => bad = true,
+        Err(bad) => rendered = Err(bad),
     });
-    if bad {
+    if rendered.is_err() {
         chunk.set_field(slot, Field::Null);
     }
+    // A timestamp that cannot be read is none: the commit time stands in.
+    if want == Want::Time { Ok(()) } else { rendered }
 }
 
 /// The cursor over a table's wanted columns: by the timestamp where the layout has one, else as the rows lie.
