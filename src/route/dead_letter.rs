@@ -1,7 +1,7 @@
 //! What an undeliverable event looks like in the dead-letter topic: its own key, value and headers as far as they
 //! could be made out, and beside them why it is there and where it came from.
 
-use crate::event::{Chunk, Micros, OutboxEvent};
+use crate::event::{Chunk, OutboxEvent};
 use crate::route::{Origin, Record, Router};
 
 impl Router {
@@ -14,13 +14,14 @@ impl Router {
         extra: &[(&str, &str)],
     ) -> Record<'a> {
         // Fills headers and topic as for a delivery; what cannot be made out is left as far as it came.
-        let routed = self.route(chunk, event).map(|record| record.timestamp_millis);
-        let timestamp_millis = routed.as_ref().map_or_else(|_| Micros::now().as_millis(), |millis| *millis);
+        let routed = self.route(chunk, event).is_ok();
+        // The event's own time may be what the broker refuses.
+        let timestamp_millis = chunk.commit(event).committed_at.as_millis();
         let slot = |origin: &Option<Origin>| match origin {
             Some(Origin::Slot(slot)) => chunk.field(event, *slot),
             _ => None,
         };
-        if routed.is_err() {
+        if !routed {
             self.headers.clear();
             for (name, origin) in &self.plan.headers {
                 if let Origin::Slot(slot) = origin
