@@ -16,6 +16,8 @@ use super::settings::{
 use super::source_url::{SourceUrl, UrlParts};
 use super::values::{Assignment, ByteSize, Span};
 use crate::route::layout::Layout;
+use crate::source::SourceFailure;
+use crate::source::postgres::conninfo::ConnInfo;
 
 /// PostgreSQL cuts names off at 63 bytes.
 const LONGEST_NAME: usize = 63;
@@ -257,6 +259,11 @@ impl Resolver {
         };
         match parts.scheme.as_str() {
             "postgres" | "postgresql" => {
+                // Here rather than at the first connect, which may be long after Kafka's.
+                if let Err(SourceFailure::Misconfigured { what, remedy }) = ConnInfo::parse(&url) {
+                    self.problem("source", format!("{what}; {remedy}"));
+                    return None;
+                }
                 let variable = |name: &str| std::env::var(name).ok();
                 Some((SourceUrl::new(secret), database(&parts, variable)))
             }
