@@ -6,11 +6,18 @@
 mod support;
 
 mod promises {
+    mod admin_address;
+    mod capture;
+    mod commands;
     mod demo;
     mod init;
     mod kafka_sink;
+    mod payloads;
     mod poison_records;
     mod postgres_connection;
     mod preflight;
     mod preflight_kafka;
+    mod process;
+    mod secrets;
+    mod snapshot;
 }
