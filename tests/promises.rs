@@ -6,5 +6,6 @@
 mod support;
 
 mod promises {
+    mod killed_relay_loses_nothing;
     mod postgres_connection;
 }
