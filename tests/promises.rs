@@ -8,4 +8,5 @@ mod support;
 mod promises {
     mod killed_relay_loses_nothing;
     mod postgres_connection;
+    mod watermark_never_passes_unacknowledged;
 }
