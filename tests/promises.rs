@@ -6,6 +6,7 @@
 mod support;
 
 mod promises {
+    mod broker_outage;
     mod killed_relay_loses_nothing;
     mod postgres_connection;
     mod watermark_never_passes_unacknowledged;
