@@ -7,6 +7,7 @@ mod support;
 
 mod promises {
     mod broker_outage;
+    mod idle_outbox_in_a_busy_database_advances;
     mod killed_relay_loses_nothing;
     mod postgres_connection;
     mod watermark_never_passes_unacknowledged;
