@@ -9,6 +9,7 @@ mod promises {
     mod broker_outage;
     mod idle_outbox_in_a_busy_database_advances;
     mod killed_relay_loses_nothing;
+    mod million_row_transaction;
     mod postgres_connection;
     mod watermark_never_passes_unacknowledged;
 }
