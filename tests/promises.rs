@@ -11,5 +11,6 @@ mod promises {
     mod killed_relay_loses_nothing;
     mod million_row_transaction;
     mod postgres_connection;
+    mod standby_takes_over;
     mod watermark_never_passes_unacknowledged;
 }
