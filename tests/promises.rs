@@ -7,6 +7,7 @@ mod support;
 
 mod promises {
     mod broker_outage;
+    mod fast_shutdown_is_not_blocked;
     mod idle_outbox_in_a_busy_database_advances;
     mod killed_relay_loses_nothing;
     mod million_row_transaction;
