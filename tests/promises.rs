@@ -10,6 +10,7 @@ mod promises {
     mod fast_shutdown_is_not_blocked;
     mod idle_outbox_in_a_busy_database_advances;
     mod killed_relay_loses_nothing;
+    mod lost_position;
     mod million_row_transaction;
     mod postgres_connection;
     mod standby_takes_over;
