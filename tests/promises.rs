@@ -13,6 +13,7 @@ mod promises {
     mod lost_position;
     mod million_row_transaction;
     mod postgres_connection;
+    mod schema_change;
     mod standby_takes_over;
     mod watermark_never_passes_unacknowledged;
 }
