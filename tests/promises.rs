@@ -7,17 +7,27 @@ mod support;
 
 mod promises {
     mod admin_address;
+    mod broker_outage;
     mod capture;
     mod commands;
     mod demo;
+    mod documentation;
+    mod fast_shutdown_is_not_blocked;
+    mod idle_outbox_in_a_busy_database_advances;
     mod init;
     mod kafka_sink;
+    mod killed_relay_loses_nothing;
+    mod lost_position;
+    mod million_row_transaction;
     mod payloads;
     mod poison_records;
     mod postgres_connection;
     mod preflight;
     mod preflight_kafka;
     mod process;
+    mod schema_change;
     mod secrets;
     mod snapshot;
+    mod standby_takes_over;
+    mod watermark_never_passes_unacknowledged;
 }

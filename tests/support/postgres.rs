@@ -103,14 +103,14 @@ impl PrivatePostgres {
         .await;
     }
 
-    /// `pg_ctl stop`, whatever time it takes.
+    /// `pg_ctl stop`, which gives up after a minute.
     pub async fn stop(&mut self, mode: StopMode) {
         let mode = match mode {
             StopMode::Fast => "fast",
             StopMode::Immediate => "immediate",
         };
         let mut command = self.program("pg_ctl");
-        command.args(["stop", "-m", mode, "-t", "600"]).stdout(Stdio::null());
+        command.args(["stop", "-m", mode, "-t", "60"]).stdout(Stdio::null());
         let stopped = tokio::process::Command::from(command).status().await.expect("pg_ctl runs");
         assert!(stopped.success(), "pg_ctl stop -m {mode}: {}", tail(&self.log()));
         if let Some(mut child) = self.child.take() {
