@@ -38,8 +38,9 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Room for one read. A frame larger than this makes the buffer grow for it alone.
 const READ_BYTES: usize = 256 * 1024;
 
-/// This much within [`BURST_PAUSE`] means that there is a backlog: some 20,000 rows a second and more.
+/// This much within [`BURST_PAUSE`], in bytes or in reads, means that more is on its way.
 const BACKLOG_BYTES: usize = 8 * 1024;
+const BACKLOG_READS: u32 = 4;
 
 /// In a backlog the socket is left to fill for this long: a walsender pays a system call per message to a client
 /// that reads eagerly, and about half the CPU to one that reads in bursts. So does the client.
@@ -68,24 +69,29 @@ pub struct Reader {
     address: String,
 }
 
-/// Tells a backlog from single commits by the bytes of the last moment.
+/// Tells a backlog from single commits by what the last moment brought. Reads count as well as bytes: a reader that
+/// keeps up with the walsender gets every message by itself.
 #[derive(Default)]
 struct Pace {
     since: Option<Instant>,
     bytes: usize,
+    reads: u32,
 }
 
 impl Pace {
     fn read(&mut self, count: usize) {
         let now = Instant::now();
         match self.since {
-            Some(since) if now - since < BURST_PAUSE => self.bytes += count,
-            _ => (self.since, self.bytes) = (Some(now), count),
+            Some(since) if now - since < BURST_PAUSE => {
+                self.bytes += count;
+                self.reads += 1;
+            }
+            _ => (self.since, self.bytes, self.reads) = (Some(now), count, 1),
         }
     }
 
     fn is_backlog(&self) -> bool {
-        self.bytes >= BACKLOG_BYTES
+        self.bytes >= BACKLOG_BYTES || self.reads >= BACKLOG_READS
     }
 }
 
