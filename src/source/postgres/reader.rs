@@ -55,6 +55,9 @@ pub struct Reader {
     /// Bytes of the buffer that are decoded already.
     consumed: usize,
     pace: Pace,
+    /// Whether the socket's low-water mark is raised.
+    gathering: bool,
+    scratch: Vec<u8>,
     projection: Projection,
     tables: Tables,
     relations: HashMap<u32, Option<Bound>>,
@@ -135,6 +138,8 @@ impl Reader {
             buffer: parts.buffered,
             consumed: 0,
             pace: Pace::default(),
+            gathering: false,
+            scratch: Vec::new(),
             projection: parts.projection,
             tables: parts.tables,
             relations: HashMap::new(),
@@ -191,20 +196,59 @@ impl Reader {
 
     async fn fill(&mut self) -> Result<(), SourceFailure> {
         if self.pace.is_backlog() {
+            self.gather(true);
             tokio::time::sleep(BURST_PAUSE).await;
+            if self.gathered()? {
+                return Ok(());
+            }
         }
-        let lost = |what: String| SourceFailure::transient(what);
+        self.gather(false);
         let patience = self.stall_timeout;
         match tokio::time::timeout(patience, self.read_some()).await {
-            Ok(Ok(0)) => Err(lost(format!("{} closed the replication connection", self.address))),
-            Ok(Ok(count)) => {
+            Ok(read) => self.after_read(read),
+            Err(_) => {
+                let (address, silent) = (&self.address, patience.as_secs());
+                let what = format!("no word from {address} for {silent} s, not even to our questions");
+                Err(SourceFailure::transient(what))
+            }
+        }
+    }
+
+    /// Lets the socket fill without waking us at every message, or not.
+    fn gather(&mut self, gather: bool) {
+        if gather != self.gathering {
+            let bytes = if gather { READ_BYTES as i32 } else { 1 };
+            self.gathering = self.stream.set_low_water(bytes) && gather;
+        }
+    }
+
+    /// Reads what the pause has brought; false when that was nothing, or when the socket cannot gather.
+    fn gathered(&mut self) -> Result<bool, SourceFailure> {
+        if !self.gathering {
+            return Ok(false);
+        }
+        self.scratch.resize(READ_BYTES, 0);
+        match self.stream.read_now(&mut self.scratch) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            read => {
+                if let Ok(count) = read {
+                    self.buffer.extend_from_slice(&self.scratch[..count]);
+                }
+                self.after_read(read).map(|()| true)
+            }
+        }
+    }
+
+    fn after_read(&mut self, read: std::io::Result<usize>) -> Result<(), SourceFailure> {
+        let address = &self.address;
+        match read {
+            Ok(0) => Err(SourceFailure::transient(format!("{address} closed the replication connection"))),
+            Ok(count) => {
                 self.pace.read(count);
                 Ok(())
             }
-            Ok(Err(error)) => Err(lost(format!("the replication connection to {} broke: {error}", self.address))),
-            Err(_) => {
-                let silent = self.stall_timeout.as_secs();
-                Err(lost(format!("no word from {} for {silent} s, not even to our questions", self.address)))
+            Err(error) => {
+                Err(SourceFailure::transient(format!("the replication connection to {address} broke: {error}")))
             }
         }
     }
@@ -406,6 +450,7 @@ impl Reader {
     /// Reads and discards what the server still sends after the stream was ended, so that closing the socket does
     /// not reset the connection before the last confirmation is read.
     pub async fn drain(&mut self, deadline: Instant) {
+        self.gather(false);
         let mut discarded = BytesMut::with_capacity(READ_BYTES);
         let until_closed = async {
             while let Ok(count) = self.stream.read_buf(&mut discarded).await {

@@ -76,6 +76,37 @@ impl Transport {
     }
 }
 
+/// Sets how many bytes make a socket readable. No crate in the tree has a safe call for it.
+#[cfg(target_os = "linux")]
+fn set_receive_low_water(socket: &TcpStream, bytes: nix::libc::c_int) -> bool {
+    use std::os::fd::AsRawFd as _;
+    let size = size_of_val(&bytes) as nix::libc::socklen_t;
+    let (level, option) = (nix::libc::SOL_SOCKET, nix::libc::SO_RCVLOWAT);
+    // SAFETY: the descriptor is open as long as `socket` is borrowed, and the value lives through the call.
+    unsafe { nix::libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const bytes).cast(), size) == 0 }
+}
+
+impl ReadHalf {
+    /// Makes the socket readable only when it holds this many bytes; whether that can be done. Data that trickles in
+    /// then wakes nobody: while it is set, read with [`read_now`](Self::read_now) after a pause, never by waiting.
+    #[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
+    pub(super) fn set_low_water(&self, bytes: i32) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            ReadHalf::Tcp(half) => set_receive_low_water(half.as_ref(), bytes),
+            _ => false,
+        }
+    }
+
+    /// Reads what is there, without waiting and whatever the low-water mark says.
+    pub(super) fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            ReadHalf::Tcp(half) => io::Read::read(&mut &*socket2::SockRef::from(half.as_ref()), into),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+}
+
 macro_rules! forward {
     ($self:ident, $stream:ident => $call:expr) => {
         match $self.get_mut() {
