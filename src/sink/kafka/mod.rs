@@ -84,15 +84,17 @@ impl KafkaSink {
     ) -> Result<Self, SinkFailure> {
         let batch_bytes = memory.learnt().batch_bytes.unwrap_or(BATCH_BYTES);
         let mut config = ClientConfig::new();
+        // Under the names that the user's settings are translated to: librdkafka gets them in no particular order,
+        // so that of two names for one setting either might win.
         config
             .set("client.id", "outboxd")
             .set("enable.idempotence", "true")
             .set("enable.gapless.guarantee", "true")
-            .set("acks", "all")
+            .set("request.required.acks", "all")
             .set("message.timeout.ms", "0")
             .set("partitioner", "murmur2_random")
             .set("compression.type", "lz4")
-            .set("linger.ms", "5")
+            .set("queue.buffering.max.ms", "5")
             .set("batch.size", batch_bytes.to_string())
             .set("batch.num.messages", "20000")
             // Our own check per topic is the one that counts.
