@@ -113,14 +113,7 @@ pub async fn open(
 ) -> Result<Opened, SourceFailure> {
     match (&settings.source, memory) {
         (SourceSettings::Postgres(source), Memory::Postgres(memory)) => {
-            let opened = postgres::open(source, settings, projection, memory, stats).await?;
-            Ok(Opened {
-                reader: Reader::Postgres(Box::new(opened.reader)),
-                confirmer: Confirmer::Postgres(opened.confirmer),
-                start: opened.start,
-                caught_up_at: opened.caught_up_at,
-                alarm: opened.alarm,
-            })
+            postgres::open(source, settings, projection, memory, stats).await
         }
     }
 }

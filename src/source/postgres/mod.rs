@@ -42,7 +42,7 @@ use tokio::time::Instant;
 use crate::config::{PipelineSettings, PostgresSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::{Lsn, Position};
-use crate::source::{SourceFailure, SourceStats};
+use crate::source::{self, Opened, SourceFailure, SourceStats};
 use checkpoint::{Checkpoint, SnapshotState};
 use conninfo::ConnInfo;
 use feedback::Progress;
@@ -63,17 +63,6 @@ pub struct Memory {
     text_only: AtomicBool,
     /// What was committed when the process started ends here.
     caught_up_at: AtomicU64,
-}
-
-/// A stream that is running.
-pub struct Opened {
-    pub reader: Reader,
-    pub confirmer: Confirmer,
-    /// Where reading goes on.
-    pub start: Position,
-    /// Everything committed before the process started ends at or before this position.
-    pub caught_up_at: Position,
-    pub alarm: JoinHandle<Result<(), SourceFailure>>,
 }
 
 pub struct Confirmer {
@@ -232,7 +221,13 @@ pub async fn open(
     });
     let confirmer = Confirmer { progress, memory: memory.clone(), feedback, finish_keeper: Some(finish_keeper) };
     let caught_up_at = Position::Postgres(Lsn(memory.caught_up_at.load(Ordering::Acquire)).max(start));
-    Ok(Opened { reader, confirmer, start: Position::Postgres(progress_start), caught_up_at, alarm })
+    Ok(Opened {
+        reader: source::Reader::Postgres(Box::new(reader)),
+        confirmer: source::Confirmer::Postgres(confirmer),
+        start: Position::Postgres(progress_start),
+        caught_up_at,
+        alarm,
+    })
 }
 
 /// The address, with its secrets read anew.
