@@ -152,6 +152,8 @@ pub struct Chunk {
     defects: Vec<Defect>,
     /// How many commits end in this chunk.
     pub transactions: u32,
+    /// Whether these rows are old already and more are at hand: they may wait a moment to be sent together.
+    pub catching_up: bool,
     pub end: Option<CommitEnd>,
 }
 
@@ -166,6 +168,7 @@ impl Chunk {
         self.commits.clear();
         self.defects.clear();
         self.transactions = 0;
+        self.catching_up = false;
         self.end = None;
     }
 

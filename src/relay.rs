@@ -166,6 +166,9 @@ impl Pump<'_> {
             }
         }
         self.window.seal(receipt, 0, chunk.end.take());
+        if !chunk.catching_up && !chunk.events().is_empty() {
+            self.sink.hurry();
+        }
         Ok(())
     }
 
@@ -181,8 +184,9 @@ impl Pump<'_> {
                         continue;
                     }
                     Enqueued::Suspect => match self.sink.send_alone(&record, receipt).await? {
+                        Enqueued::Queued => return Ok(()),
                         Enqueued::Refused(why) => why,
-                        _ => return Ok(()),
+                        _ => continue,
                     },
                     Enqueued::Unprepared => match self.sink.prepare(record.topic).await? {
                         Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
@@ -215,8 +219,9 @@ impl Pump<'_> {
                 Enqueued::Queued => break,
                 Enqueued::Full => tokio::time::sleep(Duration::from_millis(2)).await,
                 Enqueued::Suspect => {
-                    self.sink.send_alone(&record, receipt).await?;
-                    break;
+                    if matches!(self.sink.send_alone(&record, receipt).await?, Enqueued::Queued) {
+                        break;
+                    }
                 }
                 Enqueued::Unprepared => {
                     if let Enqueued::Refused(second) = self.sink.prepare(topic).await? {

@@ -74,6 +74,13 @@ impl Sink {
         }
     }
 
+    /// Says that nothing more is at hand, so that waiting for fuller batches would only cost time.
+    pub fn hurry(&self) {
+        match self {
+            Sink::Kafka(sink) => sink.hurry(),
+        }
+    }
+
     /// Finds out about a topic that [`Enqueued::Unprepared`] was said of.
     pub async fn prepare(&mut self, topic: &str) -> Result<Enqueued, SinkFailure> {
         match self {

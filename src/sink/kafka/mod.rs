@@ -10,7 +10,9 @@
 //!   *suspects*, the source is read again, and each suspect is sent alone until the culprit stands by itself.
 
 mod context;
+mod flusher;
 pub mod preflight;
+mod produce;
 mod topics;
 
 use std::collections::HashMap;
@@ -21,8 +23,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
+use rdkafka::producer::{Producer, ThreadedProducer};
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
@@ -30,10 +31,15 @@ use crate::config::{Brokers, KafkaOption, KafkaSettings};
 use crate::route::Record;
 use crate::sink::{Enqueued, SinkFailure};
 use context::{Fingerprint, ReceiptContext};
+use flusher::Flusher;
+use produce::Topic;
 use topics::{TopicLimits, TopicState};
 
 /// Largest batch, unless a topic takes less.
 const BATCH_BYTES: usize = 1_000_000;
+
+/// How long a record waits for company while the source has more at hand; otherwise [`Flusher`] sends it at once.
+const LINGER_MS: &str = "20";
 
 /// What outlives a producer: learnt from the broker, needed by the next generation.
 #[derive(Default)]
@@ -68,11 +74,19 @@ impl KafkaMemory {
 
 pub struct KafkaSink {
     producer: Arc<ThreadedProducer<ReceiptContext>>,
+    /// `None` where the user has chosen how long records wait.
+    flusher: Option<Flusher>,
     settings: KafkaSettings,
     memory: Arc<KafkaMemory>,
-    /// The last topic enqueued to and its limits, so that a run of one topic costs no look-up.
-    current: (String, TopicLimits),
+    /// The last topic enqueued to, so that a run of one topic costs no look-up.
+    current: Option<CurrentTopic>,
     batch_bytes: usize,
+}
+
+struct CurrentTopic {
+    name: String,
+    limits: TopicLimits,
+    handle: Topic,
 }
 
 impl KafkaSink {
@@ -94,7 +108,7 @@ impl KafkaSink {
             .set("message.timeout.ms", "0")
             .set("partitioner", "murmur2_random")
             .set("compression.type", "lz4")
-            .set("queue.buffering.max.ms", "5")
+            .set("queue.buffering.max.ms", LINGER_MS)
             .set("batch.size", batch_bytes.to_string())
             .set("batch.num.messages", "20000")
             // Our own check per topic is the one that counts.
@@ -108,11 +122,15 @@ impl KafkaSink {
         apply(settings, &mut config)?;
         let context = ReceiptContext::new(window.clone(), memory.clone());
         let producer = ThreadedProducer::from_config_and_context(&config, context).map_err(not_creatable)?;
+        let producer = Arc::new(producer);
+        let chosen = settings.options.iter().any(|option| option.key == "queue.buffering.max.ms");
+        let flusher = if chosen { None } else { Some(Flusher::start(producer.clone())?) };
         Ok(KafkaSink {
-            producer: Arc::new(producer),
+            producer,
+            flusher,
             settings: settings.clone(),
             memory: memory.clone(),
-            current: (String::new(), TopicLimits::default()),
+            current: None,
             batch_bytes,
         })
     }
@@ -152,16 +170,21 @@ impl KafkaSink {
 
     /// Enqueues a record, or says why it cannot be. The receipt is resolved in the window when it was acknowledged.
     pub fn enqueue(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
-        if self.current.0 != record.topic {
+        if self.current.as_ref().is_none_or(|current| current.name != record.topic) {
             match self.memory.learnt().topics.get(record.topic) {
-                Some(TopicState::Ready(limits)) => self.current = (record.topic.to_owned(), *limits),
+                Some(TopicState::Ready(limits)) => {
+                    let Some(handle) = Topic::new(&self.producer, record.topic) else {
+                        return Ok(Enqueued::Refused("librdkafka does not take its name".to_owned()));
+                    };
+                    self.current = Some(CurrentTopic { name: record.topic.to_owned(), limits: *limits, handle });
+                }
                 Some(state @ TopicState::Refused { why, .. }) if !state.is_stale() => {
                     return Ok(Enqueued::Refused(why.clone()));
                 }
                 _ => return Ok(Enqueued::Unprepared),
             }
         }
-        let limits = self.current.1;
+        let Some(CurrentTopic { limits, handle, .. }) = &self.current else { return Ok(Enqueued::Unprepared) };
         let size = wire_size(record);
         if size > limits.max_bytes {
             let takes = limits.max_bytes;
@@ -181,26 +204,12 @@ impl KafkaSink {
                 return Ok(Enqueued::Suspect);
             }
         }
-        self.send(record, receipt)
+        send(handle, record, receipt)
     }
 
-    fn send(&self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
-        let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
-        for (key, value) in record.headers.iter() {
-            headers = headers.insert(Header { key, value });
-        }
-        let mut message = BaseRecord::with_opaque_to(record.topic, receipt.0).headers(headers);
-        message.timestamp = Some(record.timestamp_millis);
-        message.partition = record.partition;
-        message.key = record.key;
-        message.payload = record.value;
-        match self.producer.send(message) {
-            Ok(()) => Ok(Enqueued::Queued),
-            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => Ok(Enqueued::Full),
-            Err((KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge), _)) => {
-                Ok(Enqueued::Refused("it is larger than the producer's message.max.bytes".to_owned()))
-            }
-            Err((error, _)) => Err(SinkFailure::Restart { what: format!("the Kafka producer stopped: {error}") }),
+    pub fn hurry(&self) {
+        if let Some(flusher) = &self.flusher {
+            flusher.flush();
         }
     }
 
@@ -209,10 +218,16 @@ impl KafkaSink {
     pub async fn send_alone(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
         self.drained().await;
         self.producer.context().set_alone(true);
-        let sent = self.send(record, receipt);
+        let sent = match &self.current {
+            Some(CurrentTopic { name, handle, .. }) if name == record.topic => send(handle, record, receipt),
+            // It was found suspect only after its topic had become the current one.
+            _ => Ok(Enqueued::Unprepared),
+        };
         self.drained().await;
         self.producer.context().set_alone(false);
-        self.memory.learnt().suspects.remove(&Fingerprint::of_record(record));
+        if matches!(sent, Ok(Enqueued::Queued)) {
+            self.memory.learnt().suspects.remove(&Fingerprint::of_record(record));
+        }
         sent
     }
 
@@ -251,6 +266,17 @@ impl KafkaSink {
     pub async fn abandon(self) {
         // Dropping the producer purges its queue and waits for its threads.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
+    }
+}
+
+fn send(topic: &Topic, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
+    match topic.produce(record, receipt) {
+        Ok(()) => Ok(Enqueued::Queued),
+        Err(RDKafkaErrorCode::QueueFull) => Ok(Enqueued::Full),
+        Err(RDKafkaErrorCode::MessageSizeTooLarge) => {
+            Ok(Enqueued::Refused("it is larger than the producer's message.max.bytes".to_owned()))
+        }
+        Err(error) => Err(SinkFailure::Restart { what: format!("the Kafka producer stopped: {error}") }),
     }
 }
 

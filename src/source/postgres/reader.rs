@@ -24,11 +24,11 @@ use super::pgoutput::{self, Begin, Message, Relation, Tuple, Value};
 use super::server_error;
 use super::snapshot::SnapshotReader;
 use super::tables::{Bound, Column, Tables};
-use super::transport::ReadHalf;
 use super::values::{Rendered, render_binary, render_text};
 use super::{Memory, messages};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
 use crate::position::{Lsn, Position};
+use crate::source::transport::ReadHalf;
 use crate::source::{Ignored, SourceFailure, SourceStats};
 
 /// A chunk is yielded when it has this many events or bytes, though more may have been read.
@@ -46,6 +46,10 @@ const BACKLOG_READS: u32 = 4;
 /// that reads eagerly, and about half the CPU to one that reads in bursts. So does the client.
 const BURST_PAUSE: Duration = Duration::from_millis(1);
 
+/// A commit this old does not mind [`LONG_PAUSE`], nor fuller batches on the sink's side.
+const OLD: Duration = Duration::from_millis(250);
+const LONG_PAUSE: Duration = Duration::from_millis(4);
+
 /// A frame larger than this is not one that the server sends: a row has at most 1 GiB.
 const MAX_FRAME: usize = (1 << 30) + (64 << 20);
 
@@ -57,6 +61,10 @@ pub struct Reader {
     pace: Pace,
     /// Whether the socket's low-water mark is raised.
     gathering: bool,
+    /// Whether the last read took all that it had room for.
+    brimful: bool,
+    /// Whether the commit being read was old when the server sent it.
+    catching_up: bool,
     scratch: Vec<u8>,
     projection: Projection,
     tables: Tables,
@@ -139,6 +147,8 @@ impl Reader {
             consumed: 0,
             pace: Pace::default(),
             gathering: false,
+            brimful: false,
+            catching_up: false,
             scratch: Vec::new(),
             projection: parts.projection,
             tables: parts.tables,
@@ -173,6 +183,7 @@ impl Reader {
             self.consumed = 0;
             if !chunk.is_empty() {
                 chunk.attach_raw(decoded);
+                chunk.catching_up = self.catching_up;
                 return Ok(());
             }
             match pause {
@@ -197,7 +208,9 @@ impl Reader {
     async fn fill(&mut self) -> Result<(), SourceFailure> {
         if self.pace.is_backlog() {
             self.gather(true);
-            tokio::time::sleep(BURST_PAUSE).await;
+            if !self.brimful {
+                tokio::time::sleep(if self.catching_up { LONG_PAUSE } else { BURST_PAUSE }).await;
+            }
             if self.gathered()? {
                 return Ok(());
             }
@@ -244,6 +257,7 @@ impl Reader {
         match read {
             Ok(0) => Err(SourceFailure::transient(format!("{address} closed the replication connection"))),
             Ok(count) => {
+                self.brimful = count == READ_BYTES;
                 self.pace.read(count);
                 Ok(())
             }
@@ -319,6 +333,12 @@ impl Reader {
             Some(b'w') if frame.len() > 25 => {
                 let server_end = u64::from_be_bytes(frame[9..17].try_into().unwrap_or_default());
                 self.stats.server_position.fetch_max(server_end, Ordering::Relaxed);
+                if let Some(Transaction { begin, .. }) = &self.transaction {
+                    // Both times are the server's: a clock that differs from ours does not matter.
+                    let sent = i64::from_be_bytes(frame[17..25].try_into().unwrap_or_default());
+                    let age = pgoutput::from_server_time(sent).0.saturating_sub(begin.commit_time.0);
+                    self.catching_up = age > OLD.as_micros() as i64;
+                }
                 let message = pgoutput::parse(&frame[25..]).map_err(|error| self.undecodable(&error.to_string()))?;
                 self.message(message, buffer, chunk)
             }
