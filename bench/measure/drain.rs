@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use nix::sys::resource::UsageWho;
 use outboxd::source::postgres::conninfo::ConnInfo;
-use outboxd::source::postgres::transport::{ReadHalf, WriteHalf};
 use outboxd::source::postgres::walsender::{CopyBoth, WalsenderConnection};
+use outboxd::source::transport::{ReadHalf, WriteHalf};
 use serde_json::{Value, json};
 
 use crate::process::{self, Walsender, used_seconds};

@@ -2,6 +2,8 @@
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
 pub mod postgres;
+pub mod tls;
+pub mod transport;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

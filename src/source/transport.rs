@@ -1,8 +1,5 @@
-//! The bytes' way to a server: TCP, a Unix socket, or TLS over TCP. Both kinds of connections run over this one type,
-//! so each is opened, encrypted and watched in the same way; tokio-postgres is handed the finished transport.
+//! The bytes' way to a server: TCP, a Unix socket, or TLS over TCP.
 
-use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,12 +8,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, tcp};
 #[cfg(unix)]
 use tokio::net::{UnixStream, unix};
-use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_rustls::client::TlsStream as RustlsStream;
 
-use super::tls::end_point_hash;
-
-pub(super) enum Transport {
+pub enum Transport {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
@@ -46,12 +40,12 @@ impl Transport {
         matches!(self, Transport::Tls(_))
     }
 
-    /// What SCRAM can be bound to.
-    pub(super) fn end_point_hash(&self) -> Option<Vec<u8>> {
+    /// The certificate that the server has shown, in DER.
+    pub(super) fn peer_certificate(&self) -> Option<&[u8]> {
         match self {
             Transport::Tls(stream) => {
                 let (_, session) = stream.get_ref();
-                session.peer_certificates()?.first().and_then(|certificate| end_point_hash(certificate))
+                session.peer_certificates()?.first().map(AsRef::as_ref)
             }
             _ => None,
         }
@@ -148,22 +142,3 @@ macro_rules! write_by_forwarding {
 
 read_by_forwarding!(Transport, ReadHalf);
 write_by_forwarding!(Transport, WriteHalf);
-
-impl TlsStream for Transport {
-    fn channel_binding(&self) -> ChannelBinding {
-        self.end_point_hash().map_or_else(ChannelBinding::none, ChannelBinding::tls_server_end_point)
-    }
-}
-
-/// Tells tokio-postgres that the handshake is over: it asks for TLS on a transport that has it.
-pub(super) struct Encrypted;
-
-impl TlsConnect<Transport> for Encrypted {
-    type Stream = Transport;
-    type Error = Infallible;
-    type Future = Ready<Result<Transport, Infallible>>;
-
-    fn connect(self, transport: Transport) -> Self::Future {
-        ready(Ok(transport))
-    }
-}

@@ -29,8 +29,8 @@ use tokio_rustls::TlsConnector;
 use super::conninfo::{Address, ConnInfo, Host, SslMode, SslNegotiation, TargetSessionAttrs};
 use super::server_error::WireError;
 use super::tls;
-use super::transport::Transport;
 use crate::source::SourceFailure;
+use crate::source::transport::Transport;
 
 /// What a server says of itself; PostgreSQL 14 and newer tell without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 //!   ordinary connection ◀── keeper task: checkpoint row, slot's health, shutdown alarm
 //! ```
 
+mod channel;
 pub mod checkpoint;
 pub mod conninfo;
 mod dial;
@@ -25,7 +26,6 @@ mod snapshot;
 pub mod sql;
 pub mod tables;
 mod tls;
-pub mod transport;
 pub mod values;
 pub mod walsender;
 

@@ -12,6 +12,7 @@ use postgres_protocol::message::backend::ErrorFields;
 use rustls::AlertDescription as Alert;
 
 use crate::source::SourceFailure;
+use crate::source::tls::TlsTrouble;
 
 /// An ErrorResponse. Displays as one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -200,6 +201,12 @@ pub enum WireError {
     },
     /// Already sorted.
     Other(SourceFailure),
+}
+
+impl From<TlsTrouble> for WireError {
+    fn from(TlsTrouble { what, remedy }: TlsTrouble) -> Self {
+        WireError::Refused { what, remedy }
+    }
 }
 
 impl WireError {

@@ -10,12 +10,13 @@ use tokio_postgres::config::{
 };
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 
+use super::channel::Encrypted;
 use super::conninfo::{ChannelBinding, ConnInfo, Host};
 use super::dial::{Protocol, STANDING_QUERY, Standing, dial};
 use super::server_error::{WireError, classify_sql};
-use super::transport::{Encrypted, Transport};
 use super::walsender::{SESSION_PARAMETERS, parse_server_version};
 use crate::source::SourceFailure;
+use crate::source::transport::Transport;
 
 /// An ordinary connection. Ends when dropped.
 pub struct SqlSession {

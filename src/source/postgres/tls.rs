@@ -1,6 +1,4 @@
-//! TLS as libpq's `sslmode` has it: how far the server's certificate is looked at is the user's choice, so the
-//! verifier has three grades instead of rustls' one. Files are read anew at every connect: renewed certificates need
-//! no restart.
+//! TLS as libpq's `sslmode` has it.
 //!
 //! SCRAM can be bound to the session (`tls-server-end-point`, RFC 5929): both sides mix a hash of the server's
 //! certificate into the proof, and someone between the two, who must show another certificate, is found out. This is
@@ -10,19 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ring::digest;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    SupportedProtocolVersion,
-};
+use rustls::crypto::CryptoProvider;
+use rustls::{ClientConfig, SupportedProtocolVersion};
 
 use super::conninfo::{ChannelBinding, RootCert, SslMode, SslNegotiation, TlsOptions, TlsVersion};
 use super::server_error::WireError;
+use crate::source::tls::{Trust, Verifier, file_roots, identity, system_roots};
 
 /// The configuration for one connection attempt.
 pub(super) fn client_config(options: &TlsOptions) -> Result<ClientConfig, WireError> {
@@ -36,13 +27,7 @@ pub(super) fn client_config(options: &TlsOptions) -> Result<ClientConfig, WireEr
     let mut config = match &options.certificate {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain = certificates(certificate, "sslcert")?;
-            let private = PrivateKeyDer::from_pem_file(key).map_err(|error| {
-                WireError::refused(
-                    format!("the key {} cannot be read: {error}", key.display()),
-                    "name in sslkey the certificate's key, in PEM and unencrypted",
-                )
-            })?;
+            let (chain, private) = identity(certificate, key, ("sslcert", "sslkey"))?;
             builder.with_client_auth_cert(chain, private).map_err(|error| {
                 WireError::refused(
                     format!("the certificate {} and its key cannot be used: {error}", certificate.display()),
@@ -78,9 +63,9 @@ fn versions(options: &TlsOptions) -> Result<Vec<&'static SupportedProtocolVersio
 
 fn verifier(options: &TlsOptions, provider: &Arc<CryptoProvider>) -> Result<Verifier, WireError> {
     let roots = match &options.root {
-        RootCert::System => Some(system_roots()?),
-        RootCert::File(path) if path.exists() => Some(file_roots(path)?),
-        RootCert::Default(Some(path)) if path.exists() => Some(file_roots(path)?),
+        RootCert::System => Some(system_roots("sslrootcert")?),
+        RootCert::File(path) if path.exists() => Some(file_roots(path, "sslrootcert")?),
+        RootCert::Default(Some(path)) if path.exists() => Some(file_roots(path, "sslrootcert")?),
         RootCert::File(path) if matches!(options.mode, SslMode::VerifyCa | SslMode::VerifyFull) => {
             return Err(missing_roots(path));
         }
@@ -92,7 +77,7 @@ fn verifier(options: &TlsOptions, provider: &Arc<CryptoProvider>) -> Result<Veri
             );
             None
         }
-        RootCert::Default(_) if options.mode == SslMode::VerifyFull => Some(system_roots()?),
+        RootCert::Default(_) if options.mode == SslMode::VerifyFull => Some(system_roots("sslrootcert")?),
         // Anyone can have a certificate of a public authority: without a look at the name it says nothing.
         RootCert::Default(path) if options.mode == SslMode::VerifyCa => {
             return Err(missing_roots(path.as_deref().unwrap_or(Path::new("~/.postgresql/root.crt"))));
@@ -113,154 +98,6 @@ fn missing_roots(path: &Path) -> WireError {
         format!("there are no root certificates to check the server with: {} does not exist", path.display()),
         "name the file of the authority's certificate in sslrootcert, or use sslmode=verify-full&sslrootcert=system",
     )
-}
-
-struct Roots {
-    store: RootCertStore,
-    /// The same certificates as they came, since a self-signed server certificate is its own root.
-    given: Vec<CertificateDer<'static>>,
-}
-
-fn file_roots(path: &Path) -> Result<Roots, WireError> {
-    let given = certificates(path, "sslrootcert")?;
-    let mut store = RootCertStore::empty();
-    if let (0, _) = store.add_parsable_certificates(given.iter().cloned()) {
-        return Err(WireError::refused(
-            format!("{} holds no certificate that can be a root", path.display()),
-            "name the file of the authority's certificate in sslrootcert",
-        ));
-    }
-    Ok(Roots { store, given })
-}
-
-fn system_roots() -> Result<Roots, WireError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut store = RootCertStore::empty();
-    if let (0, _) = store.add_parsable_certificates(found.certs) {
-        return Err(WireError::refused(
-            "this system has no root certificates",
-            "install the package ca-certificates, or name the authority's certificate in sslrootcert",
-        ));
-    }
-    Ok(Roots { store, given: Vec::new() })
-}
-
-fn certificates(path: &Path, parameter: &str) -> Result<Vec<CertificateDer<'static>>, WireError> {
-    let unreadable = |error: &dyn std::fmt::Display| {
-        WireError::refused(
-            format!("the certificate {} cannot be read: {error}", path.display()),
-            format!("name a readable PEM file in {parameter}"),
-        )
-    };
-    let found = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| unreadable(&error))?;
-    if found.is_empty() { Err(unreadable(&"it holds no certificate")) } else { Ok(found) }
-}
-
-enum Trust {
-    /// Whoever answers. `bound`: SCRAM's channel binding is to make up for it.
-    Anything {
-        bound: bool,
-    },
-    Chain(Roots),
-    ChainAndName(Roots),
-}
-
-struct Verifier {
-    trust: Trust,
-    provider: Arc<CryptoProvider>,
-}
-
-impl std::fmt::Debug for Verifier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.trust {
-            Trust::Anything { .. } => "Verifier(anything)",
-            Trust::Chain(_) => "Verifier(chain)",
-            Trust::ChainAndName(_) => "Verifier(chain and name)",
-        })
-    }
-}
-
-impl Verifier {
-    fn verify_chain(
-        &self,
-        roots: &Roots,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<(), Error> {
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        let parsed = ParsedCertificate::try_from(leaf)?;
-        match verify_server_cert_signed_by_trust_anchor(&parsed, &roots.store, intermediates, now, algorithms) {
-            // `openssl req -x509` makes an authority of what is to be a server's certificate. webpki refuses to see it
-            // at the end of a chain, after it looked at the dates; OpenSSL takes a certificate that is itself trusted.
-            Err(Error::InvalidCertificate(CertificateError::Other(_)))
-                if roots.given.iter().any(|root| root == leaf) =>
-            {
-                Ok(())
-            }
-            result => result,
-        }
-    }
-
-    fn signature(&self, result: Result<HandshakeSignatureValid, Error>) -> Result<HandshakeSignatureValid, Error> {
-        match (&self.trust, result) {
-            // X.509 version 1 and the like, which webpki cannot read and `sslmode=require` must not care about. Only
-            // channel binding rests on the signature here.
-            (Trust::Anything { bound: false }, Err(Error::InvalidCertificate(reason)))
-                if reason != CertificateError::BadSignature =>
-            {
-                Ok(HandshakeSignatureValid::assertion())
-            }
-            (_, result) => result,
-        }
-    }
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        _ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        match &self.trust {
-            Trust::Anything { .. } => {}
-            Trust::Chain(roots) => self.verify_chain(roots, leaf, intermediates, now)?,
-            Trust::ChainAndName(roots) => {
-                self.verify_chain(roots, leaf, intermediates, now)?;
-                verify_server_name(&ParsedCertificate::try_from(leaf)?, name)?;
-            }
-        }
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        self.signature(verify_tls12_signature(message, leaf, signed, algorithms))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        self.signature(verify_tls13_signature(message, leaf, signed, algorithms))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 /// `tls-server-end-point`: the certificate's hash, by the hash function of its signature, but none weaker than

@@ -31,12 +31,13 @@ use postgres_protocol::message::backend::{AuthenticationSaslBody, DataRowBody, H
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::channel::end_point_hash_of;
 use super::conninfo::{ChannelBinding, ConnInfo, Host};
 use super::dial::{Protocol, STANDING_QUERY, Standing, dial};
 use super::server_error::{ServerError, WireError, authentication_failed, no_channel_binding, password_missing};
-use super::transport::{ReadHalf, Transport, WriteHalf};
 use crate::position::Lsn;
 use crate::source::SourceFailure;
+use crate::source::transport::{ReadHalf, Transport, WriteHalf};
 
 /// Makes the text of every value the same on every server, whatever its configuration and the role's settings.
 pub(super) const SESSION_PARAMETERS: [(&str, &str); 6] = [
@@ -360,7 +361,8 @@ impl Wire {
     ) -> Result<(), WireError> {
         let offered: Vec<_> = offer.mechanisms().map(|name| Ok(name.to_owned())).collect()?;
         let offers = |name: &str| offered.iter().any(|offered| offered == name);
-        let bindable = self.transport.end_point_hash().filter(|_| info.tls.channel_binding != ChannelBinding::Disable);
+        let bindable =
+            end_point_hash_of(&self.transport).filter(|_| info.tls.channel_binding != ChannelBinding::Disable);
         let (mechanism, binding) = match bindable {
             Some(hash) if offers(sasl::SCRAM_SHA_256_PLUS) => {
                 (sasl::SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(hash))
