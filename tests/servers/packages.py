@@ -1,4 +1,4 @@
-"""Server packages, fetched by Maven once and kept unpacked in a cache folder."""
+"""Server packages, fetched once, most of them by Maven, and kept unpacked in a cache folder."""
 
 import os
 import platform
