@@ -8,6 +8,8 @@ of the same name in docker-compose.yml.
 """
 
 from .kafka import Kafka
+from .mariadb import Mariadb
+from .mysql import Mysql
 from .postgres import Postgres
 
 ALL = [
@@ -16,4 +18,6 @@ ALL = [
     Kafka(),
     Postgres("postgres", "18.6", certificate="localhost"),
     Postgres("postgres-old", "14.24", certificate="server"),
+    Mysql(),
+    Mariadb(),
 ]
