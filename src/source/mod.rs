@@ -1,6 +1,7 @@
 //! Where events come from. A source is two halves, so that confirming a position and answering the server's
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
+pub mod mysql;
 pub mod postgres;
 pub mod tls;
 pub mod transport;

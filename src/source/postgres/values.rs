@@ -134,7 +134,7 @@ pub fn render_text<'a>(
     Ok(Rendered::Borrowed(bytes))
 }
 
-fn write_uuid(bytes: [u8; 16], out: &mut Vec<u8>) {
+pub(crate) fn write_uuid(bytes: [u8; 16], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     for (index, byte) in bytes.into_iter().enumerate() {
         if matches!(index, 4 | 6 | 8 | 10) {
@@ -184,7 +184,7 @@ fn write_timestamp(server_micros: i64, zone: &str, out: &mut Vec<u8>) {
 }
 
 /// Year, month and day of a number of days since the Unix epoch (the civil calendar repeats every 146,097 days).
-fn civil(days: i64) -> (i64, i64, i64) {
+pub(crate) fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + UNIX_EPOCH_DAYS;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -195,7 +195,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+pub(crate) fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
     let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let shifted_month = if month > 2 { month - 3 } else { month + 9 };
@@ -204,7 +204,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
 }
 
 /// A moment written as ISO 8601 (with a space or a `T`, a zone or none) or as a number since the Unix epoch.
-fn parse_time(text: &[u8]) -> Option<Micros> {
+pub(crate) fn parse_time(text: &[u8]) -> Option<Micros> {
     let text = std::str::from_utf8(text).ok()?.trim();
     if let Ok(number) = text.parse::<i64>() {
         return Some(guess_unit(number));
@@ -251,7 +251,7 @@ fn parse_time(text: &[u8]) -> Option<Micros> {
 }
 
 /// A number since the Unix epoch whose unit its size tells: seconds, milli-, micro- or nanoseconds.
-fn guess_unit(number: i64) -> Micros {
+pub(crate) fn guess_unit(number: i64) -> Micros {
     Micros(match number.unsigned_abs() {
         0..100_000_000_000 => number * 1_000_000,
         100_000_000_000..100_000_000_000_000 => number * 1000,
