@@ -13,7 +13,10 @@
 //! or unknown is an error here and a halt in the caller, no length that the server claims is trusted before the bytes
 //! are there, and the bytes of a wanted column stay where they lie.
 
+pub mod event;
 pub mod gtid;
 mod input;
+pub mod query;
+pub mod transaction;
 
 pub use input::Malformed;
