@@ -13,10 +13,15 @@
 //! or unknown is an error here and a halt in the caller, no length that the server claims is trusted before the bytes
 //! are there, and the bytes of a wanted column stay where they lie.
 
+pub mod charset;
 pub mod event;
 pub mod gtid;
 mod input;
+pub mod json;
+mod numbers;
 pub mod query;
+pub mod table_map;
+mod temporal;
 pub mod transaction;
 
 pub use input::Malformed;
