@@ -14,14 +14,17 @@
 //! are there, and the bytes of a wanted column stay where they lie.
 
 pub mod charset;
+pub mod compressed;
 pub mod event;
 pub mod gtid;
 mod input;
 pub mod json;
 mod numbers;
 pub mod query;
+pub mod rows;
 pub mod table_map;
 mod temporal;
 pub mod transaction;
+pub mod values;
 
 pub use input::Malformed;
