@@ -22,7 +22,7 @@ pub const HEADER_BYTES: usize = 19;
 const CHECKSUM_BYTES: usize = 4;
 
 /// The first bytes of a log file, before its first event.
-pub const FILE_MAGIC: [u8; 4] = *b"\xfebin";
+const FILE_MAGIC: [u8; 4] = *b"\xfebin";
 
 /// Numbers of event types, as far as they are told apart here.
 pub mod kind {
@@ -141,16 +141,28 @@ pub fn split(bytes: &[u8], checksum: bool) -> Result<Event<'_>, Malformed> {
     Ok(Event { header, body })
 }
 
-/// The first event of a log file's bytes (without the magic), and what follows it; `None` at the end.
-pub fn take(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, Malformed> {
-    if bytes.is_empty() {
-        return Ok(None);
+/// The events of a log file, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct FileEvents<'a>(&'a [u8]);
+
+impl<'a> FileEvents<'a> {
+    pub fn new(file: &'a [u8]) -> Result<Self, Malformed> {
+        file.strip_prefix(&FILE_MAGIC).map(FileEvents).ok_or(Malformed::Invalid("the beginning of a log file"))
     }
-    let size = Header::parse(bytes)?.size as usize;
-    if size < HEADER_BYTES {
-        return Err(Malformed::Invalid("the event's size"));
+
+    /// The next event, to be split; `None` at the end.
+    pub fn next_event(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let size = Header::parse(self.0)?.size as usize;
+        if size < HEADER_BYTES {
+            return Err(Malformed::Invalid("the event's size"));
+        }
+        let (event, rest) = self.0.split_at_checked(size).ok_or(Malformed::Truncated("an event"))?;
+        self.0 = rest;
+        Ok(Some(event))
     }
-    bytes.split_at_checked(size).map(Some).ok_or(Malformed::Truncated("an event"))
 }
 
 const CHECKSUM_OFF: u8 = 0;

@@ -67,7 +67,7 @@ proptest! {
     #[test]
     fn arbitrary_events_never_panic(type_code: u8, flags: u16, body: Vec<u8>, checksum: bool) {
         let _ = split(&body, checksum);
-        let _ = take(&body);
+        let _ = FileEvents(&body).next_event();
         let bytes = event(type_code, flags, &body, checksum);
         if let Ok(event) = split(&bytes, checksum)
             && let Ok(Body::Rows(rows)) = event.decode()

@@ -323,7 +323,7 @@ fn parse_interval(text: &str) -> Option<Interval> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
     // The server takes an interval that ends before it begins for an empty one.
-    (first > 0 && last < END_OF_NUMBERS - 1).then_some(Interval { first, past: last + 1 })
+    (first > 0 && last < END_OF_NUMBERS).then_some(Interval { first, past: last + 1 })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,20 +47,16 @@ pub fn render(document: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         out.extend_from_slice(b"null");
         return Ok(());
     };
-    let mut printer = Printer { out, left: document.len(), stack: Vec::new() };
-    printer.value(kind, value)?;
-    while printer.step()? {}
-    Ok(())
+    Printer { out, left: document.len() }.value(kind, value, 0)
 }
 
-struct Printer<'a, 'o> {
+struct Printer<'o> {
     out: &'o mut Vec<u8>,
     /// Bytes of the document that were not used yet.
     left: usize,
-    stack: Vec<Container<'a>>,
 }
 
-/// An object or array of which some members are printed.
+/// An object or array.
 #[derive(Clone, Copy)]
 struct Container<'a> {
     /// From `count` on.
@@ -68,7 +64,6 @@ struct Container<'a> {
     is_object: bool,
     large: bool,
     count: usize,
-    next: usize,
 }
 
 impl<'a> Container<'a> {
@@ -78,7 +73,7 @@ impl<'a> Container<'a> {
         let width = if large { 4 } else { 2 };
         let (count, size) = (input.uint(width, what)? as usize, input.uint(width, what)? as usize);
         let bytes = bytes.get(..size).ok_or(Malformed::Truncated(what))?;
-        let container = Container { bytes, is_object, large, count, next: 0 };
+        let container = Container { bytes, is_object, large, count };
         // Every member has its entries, so a count beyond them is not believed.
         container.values_at().filter(|&end| end <= size).ok_or(Malformed::Truncated(what))?;
         Ok(container)
@@ -129,51 +124,43 @@ impl<'a> Container<'a> {
     }
 }
 
-impl<'a> Printer<'a, '_> {
+impl Printer<'_> {
     fn spend(&mut self, bytes: usize) -> Result<(), Malformed> {
         self.left = self.left.checked_sub(bytes).ok_or(Malformed::Invalid("a JSON document that uses bytes twice"))?;
         Ok(())
     }
 
-    /// Prints the next member of the innermost container, or closes it; `false` when all is printed.
-    fn step(&mut self) -> Result<bool, Malformed> {
-        let Some(top) = self.stack.last_mut() else { return Ok(false) };
-        if top.next == top.count {
-            let close = if top.is_object { b'}' } else { b']' };
-            self.out.push(close);
-            self.stack.pop();
-            return Ok(true);
+    fn container(&mut self, container: &Container<'_>, depth: usize) -> Result<(), Malformed> {
+        let (open, close) = if container.is_object { (b'{', b'}') } else { (b'[', b']') };
+        self.spend(2 * container.width())?;
+        self.out.push(open);
+        for at in 0..container.count {
+            if at > 0 {
+                self.out.extend_from_slice(b", ");
+            }
+            self.spend(container.key_bytes() + container.value_bytes())?;
+            if container.is_object {
+                self.string(container.key(at)?)?;
+                self.out.extend_from_slice(b": ");
+            }
+            let (kind, value) = container.value(at)?;
+            self.value(kind, value, depth)?;
         }
-        let at = top.next;
-        top.next += 1;
-        let container = *top;
-        if at > 0 {
-            self.out.extend_from_slice(b", ");
-        }
-        self.spend(container.key_bytes() + container.value_bytes())?;
-        if container.is_object {
-            self.string(container.key(at)?)?;
-            self.out.extend_from_slice(b": ");
-        }
-        let (kind, value) = container.value(at)?;
-        self.value(kind, value)?;
-        Ok(true)
+        self.out.push(close);
+        Ok(())
     }
 
-    /// Prints a scalar, or opens a container.
-    fn value(&mut self, kind: u8, bytes: &'a [u8]) -> Result<(), Malformed> {
+    /// `depth`: how many containers it is in.
+    fn value(&mut self, kind: u8, bytes: &[u8], depth: usize) -> Result<(), Malformed> {
         let what = "a JSON value";
         let mut input = Input(bytes);
         match kind {
             node::SMALL_OBJECT | node::LARGE_OBJECT | node::SMALL_ARRAY | node::LARGE_ARRAY => {
                 let (is_object, large) = (kind <= node::LARGE_OBJECT, kind & 1 == 1);
-                if self.stack.len() == MAX_DEPTH {
+                if depth == MAX_DEPTH {
                     return Err(Malformed::Invalid("a JSON document of more than 100 levels"));
                 }
-                let container = Container::open(bytes, is_object, large)?;
-                self.spend(2 * container.width())?;
-                self.out.push(if is_object { b'{' } else { b'[' });
-                self.stack.push(container);
+                self.container(&Container::open(bytes, is_object, large)?, depth + 1)?;
             }
             node::LITERAL => self.out.extend_from_slice(match input.u8(what)? {
                 0 => b"null",

@@ -8,7 +8,8 @@ use std::io::Write as _;
 
 /// Bytes of a group of so many digits.
 const GROUP_BYTES: [u8; 10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4];
-const MAX_PRECISION: u8 = 65;
+/// A column has at most 65 digits; a decimal in JSON counts the digits of its groups, of which there are nine.
+const MAX_PRECISION: u8 = 81;
 const MAX_SCALE: u8 = 30;
 
 /// Bytes of a DECIMAL; `None` for one that cannot be.
@@ -23,8 +24,8 @@ pub fn decimal_size(precision: u8, scale: u8) -> Option<u8> {
 /// `None` if the bytes are no such decimal.
 pub fn write_decimal(precision: u8, scale: u8, raw: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let size = usize::from(decimal_size(precision, scale)?);
-    // 65 digits take at most 32 bytes.
-    let mut stored = [0u8; 32];
+    // 81 digits take at most 38 bytes.
+    let mut stored = [0u8; 40];
     let bytes = stored.get_mut(..size).filter(|_| raw.len() == size)?;
     bytes.copy_from_slice(raw);
     bytes[0] ^= 0x80;
@@ -44,7 +45,7 @@ pub fn write_decimal(precision: u8, scale: u8, raw: &[u8], out: &mut Vec<u8>) ->
     }
     let whole = precision - scale;
     let mut leading = true;
-    let head = (whole % 9 != 0).then_some(whole % 9);
+    let head = (!whole.is_multiple_of(9)).then_some(whole % 9);
     for digits in head.into_iter().chain(std::iter::repeat_n(9, usize::from(whole / 9))) {
         let number = group(digits)?;
         // Writing to a Vec cannot fail.
@@ -60,7 +61,7 @@ pub fn write_decimal(precision: u8, scale: u8, raw: &[u8], out: &mut Vec<u8>) ->
     }
     if scale > 0 {
         out.push(b'.');
-        let tail = (scale % 9 != 0).then_some(scale % 9);
+        let tail = (!scale.is_multiple_of(9)).then_some(scale % 9);
         for digits in std::iter::repeat_n(9, usize::from(scale / 9)).chain(tail) {
             let (number, width) = (group(digits)?, usize::from(digits));
             let _ = write!(out, "{number:0width$}");
@@ -86,27 +87,13 @@ fn write_float_digits(number: f64, fraction_digits: Option<usize>, out: &mut Vec
     if !number.is_finite() {
         return None;
     }
-    let mut scratch = [0u8; 40];
-    let mut cursor = scratch.as_mut_slice();
+    let mut digits = Digits::default();
     match fraction_digits {
-        Some(digits) => write!(cursor, "{:.digits$e}", number.abs()),
-        None => write!(cursor, "{:e}", number.abs()),
+        Some(count) => digits.round(number, count)?,
+        None => digits.shortest(number)?,
     }
-    .ok()?;
-    let written = 40 - cursor.len();
-    let text = &scratch[..written];
-    let at = text.iter().position(|&byte| byte == b'e')?;
-    let exponent: i32 = std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?;
-    let mut digits = [0u8; 20];
-    let mut len = 0;
-    for &byte in text[..at].iter().filter(|byte| byte.is_ascii_digit()) {
-        *digits.get_mut(len)? = byte;
-        len += 1;
-    }
-    while len > 1 && digits[len - 1] == b'0' {
-        len -= 1;
-    }
-    let digits = &digits[..len];
+    let (len, exponent) = (digits.len, digits.exponent);
+    let digits = &digits.bytes[..len];
     if number.is_sign_negative() {
         out.push(b'-');
     }
@@ -141,6 +128,55 @@ fn write_float_digits(number: f64, fraction_digits: Option<usize>, out: &mut Vec
     Some(())
 }
 
+/// The digits of a positive number, the point being after the first.
+#[derive(Clone, Copy, Default)]
+struct Digits {
+    bytes: [u8; 20],
+    len: usize,
+    exponent: i32,
+}
+
+impl Digits {
+    /// Of two shortest strings that are equally near, the server takes the one whose last digit is even, as rounding
+    /// to that many digits does, and formatting does not. At a power of two the rounded one may be another number.
+    fn shortest(&mut self, number: f64) -> Option<()> {
+        let mut scratch = [0u8; 40];
+        self.parse(print(&mut scratch, format_args!("{:e}", number.abs()))?)?;
+        let count = self.len - 1;
+        let rounded = print(&mut scratch, format_args!("{:.count$e}", number.abs()))?;
+        if rounded.parse() == Ok(number.abs()) {
+            self.parse(rounded)?;
+        }
+        Some(())
+    }
+
+    fn round(&mut self, number: f64, fraction_digits: usize) -> Option<()> {
+        self.parse(print(&mut [0u8; 40], format_args!("{:.fraction_digits$e}", number.abs()))?)
+    }
+
+    fn parse(&mut self, text: &str) -> Option<()> {
+        let (mantissa, exponent) = text.split_once('e')?;
+        self.exponent = exponent.parse().ok()?;
+        self.len = 0;
+        for byte in mantissa.bytes().filter(u8::is_ascii_digit) {
+            *self.bytes.get_mut(self.len)? = byte;
+            self.len += 1;
+        }
+        while self.len > 1 && self.bytes[self.len - 1] == b'0' {
+            self.len -= 1;
+        }
+        (self.len > 0).then_some(())
+    }
+}
+
+/// Formats without allocating.
+fn print<'a>(scratch: &'a mut [u8; 40], text: std::fmt::Arguments<'_>) -> Option<&'a str> {
+    let mut cursor = scratch.as_mut_slice();
+    cursor.write_fmt(text).ok()?;
+    let written = 40 - cursor.len();
+    std::str::from_utf8(&scratch[..written]).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,6 +203,9 @@ mod tests {
             (1e-16, "1e-16"),
             (-1.25e-300, "-1.25e-300"),
             (f64::MAX, "1.7976931348623157e308"),
+            (87_085_278_813_506.63, "87085278813506.62"),
+            (9007199254740993.0, "9.007199254740992e15"),
+            (f64::from_bits(1), "5e-324"),
         ] {
             assert_eq!(double(number), expected);
         }
@@ -184,18 +223,18 @@ mod tests {
         assert_eq!(text(2, 2, b"\x85").as_deref(), Some("0.05"));
         assert_eq!(text(2, 2, b"\xff"), None);
         assert_eq!(text(2, 2, b"\x85\0"), None);
-        assert_eq!(decimal_size(66, 0), None);
+        assert_eq!(decimal_size(82, 0), None);
         assert_eq!(decimal_size(10, 11), None);
     }
 
     proptest! {
         #[test]
         fn arbitrary_decimals_never_panic(precision: u8, scale: u8, raw: Vec<u8>) {
-            let _ = write_decimal(precision % 70, scale % 35, &raw, &mut Vec::new());
-            if let Some(size) = decimal_size(precision % 70, scale % 35) {
+            let _ = write_decimal(precision % 90, scale % 35, &raw, &mut Vec::new());
+            if let Some(size) = decimal_size(precision % 90, scale % 35) {
                 let mut raw = raw;
                 raw.resize(usize::from(size), 0);
-                let _ = write_decimal(precision % 70, scale % 35, &raw, &mut Vec::new());
+                let _ = write_decimal(precision % 90, scale % 35, &raw, &mut Vec::new());
             }
         }
 

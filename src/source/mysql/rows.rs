@@ -45,6 +45,11 @@ impl<'a, 's> RowImages<'a, 's> {
         Ok(RowImages { shape, present: rows.present, present_count, rest: Input(rows.rows) })
     }
 
+    /// Whether all rows were read.
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// Hands the wanted columns of the next row to `visit`, each with its place in `wanted`; `false` after the last
     /// row. `wanted` holds column numbers in ascending order.
     pub fn next_row<E: From<Malformed>>(
@@ -63,7 +68,14 @@ impl<'a, 's> RowImages<'a, 's> {
             let value = if bit(self.present, at) {
                 let is_null = bit(nulls, image);
                 image += 1;
-                if is_null { Value::Null } else { Value::Bytes(self.value(column.storage)?) }
+                match is_null {
+                    // Bytes that are out of step look like rows of nulls more often than not.
+                    true if !column.nullable => {
+                        return Err(Malformed::Invalid("null in a column that is NOT NULL").into());
+                    }
+                    true => Value::Null,
+                    false => Value::Bytes(self.value(column.storage)?),
+                }
             } else {
                 Value::Absent
             };
@@ -105,6 +117,7 @@ mod tests {
             meta: 0,
             storage,
             unsigned: false,
+            nullable: true,
             collation: None,
             members: None,
             visible: true,
@@ -165,6 +178,14 @@ mod tests {
             read(&three(), &[0b101], b"\0\x01\0\0\0\x01\0z", &[1, 2]),
             Ok(vec![vec![(0, Value::Absent), (1, Value::Bytes(b"z"))]])
         );
+    }
+
+    #[test]
+    fn null_in_a_column_that_is_not_null_is_refused() {
+        let mut shape = three();
+        shape.columns[1].nullable = false;
+        let refused = Err(Malformed::Invalid("null in a column that is NOT NULL"));
+        assert_eq!(read(&shape, &[7], b"\x02\x01\0\0\0\0\0", &[]), refused);
     }
 
     #[test]

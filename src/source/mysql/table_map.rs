@@ -74,6 +74,7 @@ pub struct ColumnShape {
     pub meta: u16,
     pub storage: Storage,
     pub unsigned: bool,
+    pub nullable: bool,
     /// `None` where the log does not say; 63 is binary.
     pub collation: Option<u16>,
     /// Of an enum or set, in UTF-8; `None` where the log does not say.
@@ -88,7 +89,7 @@ pub struct TableShape {
     pub schema: String,
     pub table: String,
     pub columns: Vec<ColumnShape>,
-    /// Whether the log said which columns are unsigned, and in which character sets the text is.
+    /// Whether the log said which columns are unsigned; else the catalog must, and in which character sets the text is.
     pub has_signs: bool,
     pub has_names: bool,
 }
@@ -130,9 +131,12 @@ pub fn parse(body: &[u8], mariadb: bool) -> Result<TableShape, Malformed> {
     let count = input.length("the number of columns")?;
     let types = input.bytes(count, "the types of columns")?;
     let mut metadata = Input(input.lenenc_bytes("the metadata of columns")?);
-    let columns = types.iter().map(|&kind| column(kind, &mut metadata)).collect::<Result<Vec<_>, _>>()?;
+    let mut columns = types.iter().map(|&kind| column(kind, &mut metadata)).collect::<Result<Vec<_>, _>>()?;
     metadata.finish("the metadata of columns")?;
-    input.bytes(count.div_ceil(8), "which columns may be null")?;
+    let nullable = input.bytes(count.div_ceil(8), "which columns may be null")?;
+    for (at, column) in columns.iter_mut().enumerate() {
+        column.nullable = nullable[at / 8] & (1 << (at % 8)) != 0;
+    }
     let mut shape = TableShape {
         table_id,
         schema: text(schema)?,
@@ -228,7 +232,17 @@ fn column(kind: u8, metadata: &mut Input<'_>) -> Result<ColumnShape, Malformed> 
         }
         _ => return Err(Malformed::UnknownKind { what: "a column", found: u32::from(kind) }),
     };
-    Ok(ColumnShape { name: None, kind, meta, storage, unsigned: false, collation: None, members: None, visible: true })
+    Ok(ColumnShape {
+        name: None,
+        kind,
+        meta,
+        storage,
+        unsigned: false,
+        nullable: true,
+        collation: None,
+        members: None,
+        visible: true,
+    })
 }
 
 /// Members of enums and sets wait here until it is known which characters their bytes are.
@@ -262,8 +276,8 @@ impl TableShape {
                 }
                 self.has_signs = true;
             }
-            DEFAULT_COLLATION => self.read_default_collation(value, ColumnShape::is_character)?,
-            COLLATIONS => self.read_collations(value, ColumnShape::is_character)?,
+            DEFAULT_COLLATION => self.read_default_collation(value, |column| column.is_character(mariadb))?,
+            COLLATIONS => self.read_collations(value, |column| column.is_character(mariadb))?,
             MEMBERS_DEFAULT_COLLATION => self.read_default_collation(value, ColumnShape::has_members)?,
             MEMBERS_COLLATIONS => self.read_collations(value, ColumnShape::has_members)?,
             NAMES => {
@@ -300,7 +314,11 @@ impl TableShape {
         Ok(())
     }
 
-    fn read_default_collation(&mut self, mut value: Input<'_>, of: fn(&ColumnShape) -> bool) -> Result<(), Malformed> {
+    fn read_default_collation(
+        &mut self,
+        mut value: Input<'_>,
+        of: impl Fn(&ColumnShape) -> bool,
+    ) -> Result<(), Malformed> {
         let what = "the default collation";
         let default = collation(&mut value)?;
         let mut columns: Vec<_> = self.columns.iter_mut().filter(|column| of(column)).collect();
@@ -315,7 +333,7 @@ impl TableShape {
         Ok(())
     }
 
-    fn read_collations(&mut self, mut value: Input<'_>, of: fn(&ColumnShape) -> bool) -> Result<(), Malformed> {
+    fn read_collations(&mut self, mut value: Input<'_>, of: impl Fn(&ColumnShape) -> bool) -> Result<(), Malformed> {
         for column in self.columns.iter_mut().filter(|column| of(column)) {
             column.collation = Some(collation(&mut value)?);
         }
@@ -343,6 +361,13 @@ impl TableShape {
 }
 
 impl ColumnShape {
+    /// MariaDB's temporal columns from before 10.1, or made with `mysql56_temporal_format=OFF`. With digits of a fraction
+    /// they are longer than without, and the log does not say so: the catalog must tell that they have none
+    /// (`datetime_precision` 0) before their rows are trusted.
+    pub fn is_old_temporal(&self) -> bool {
+        matches!(self.kind, TIME | DATETIME | TIMESTAMP)
+    }
+
     /// Whether the log has a sign for it. MariaDB's YEAR is a number that is always unsigned.
     fn is_numeric(&self, mariadb: bool) -> bool {
         match self.kind {
@@ -352,19 +377,14 @@ impl ColumnShape {
         }
     }
 
-    fn is_character(&self) -> bool {
-        matches!(
-            self.kind,
-            STRING
-                | VAR_STRING
-                | VARCHAR
-                | VARCHAR_COMPRESSED
-                | TINY_BLOB
-                | BLOB
-                | MEDIUM_BLOB
-                | LONG_BLOB
-                | BLOB_COMPRESSED
-        )
+    /// Whether the log has a collation for it. MariaDB's geometry is a kind of blob.
+    fn is_character(&self, mariadb: bool) -> bool {
+        match self.kind {
+            STRING | VAR_STRING | VARCHAR | VARCHAR_COMPRESSED => true,
+            TINY_BLOB | BLOB | MEDIUM_BLOB | LONG_BLOB | BLOB_COMPRESSED => true,
+            GEOMETRY => mariadb,
+            _ => false,
+        }
     }
 
     fn has_members(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Column values: from what lies in a row image to what routing wants.
 //!
-//! Text is what the server gives for `CAST(column AS CHAR)`, in UTF-8; a TIMESTAMP is in UTC, whatever zone a session
-//! of the server has. Binary strings, BIT and geometry are their bytes. Character columns in UTF-8 and blobs stay
+//! Text is what the server gives for `SELECT column`, in UTF-8 (the same as `CAST(column AS CHAR)`, except that MySQL
+//! casts very small floats into a narrower form than it prints); a TIMESTAMP is in UTC, whatever zone a session has. Binary strings, BIT and geometry are their bytes. Character columns in UTF-8 and blobs stay
 //! where they lie.
 //!
 //! Two things the log does not hold: a FLOAT or DOUBLE that was declared with digits, as in `DOUBLE(10,2)`, prints
@@ -101,18 +101,43 @@ pub fn render_declared(declared: Declared, raw: &[u8], out: &mut Vec<u8>) -> Res
             let [a, b, c, d] = padded::<4>(raw)?;
             let _ = write!(out, "{a}.{b}.{c}.{d}");
         }
-        Declared::Inet6 => write_inet6(std::net::Ipv6Addr::from(padded::<16>(raw)?), out),
+        Declared::Inet6 => write_inet6(padded::<16>(raw)?, out),
     }
     Ok(())
 }
 
-/// As the server's own inet_ntop has it: the dotted form also for the deprecated IPv4-compatible addresses.
-fn write_inet6(address: std::net::Ipv6Addr, out: &mut Vec<u8>) {
-    let [.., w, x, y, z] = address.octets();
-    let _ = match address.segments() {
-        [0, 0, 0, 0, 0, 0, high, _] if high != 0 => write!(out, "::{w}.{x}.{y}.{z}"),
-        _ => write!(out, "{address}"),
-    };
+/// As MariaDB has it, which is not quite what is usual: a single zero is left out too, and the deprecated
+/// IPv4-compatible addresses are dotted.
+fn write_inet6(bytes: [u8; 16], out: &mut Vec<u8>) {
+    let address = std::net::Ipv6Addr::from(bytes);
+    let [.., w, x, y, z] = bytes;
+    let segments = address.segments();
+    match segments {
+        [0, 0, 0, 0, 0, 0, high, _] if high != 0 => {
+            let _ = write!(out, "::{w}.{x}.{y}.{z}");
+        }
+        [0, 0, 0, 0, 0, 0xffff, ..] => {
+            let _ = write!(out, "::ffff:{w}.{x}.{y}.{z}");
+        }
+        _ => {
+            let zeros = |from: usize| segments[from..].iter().take_while(|segment| **segment == 0).count();
+            // The first of the longest runs.
+            let gap = (0..8).rev().max_by_key(|&from| zeros(from)).unwrap_or(0);
+            let after = gap + zeros(gap);
+            for (at, segment) in segments.iter().enumerate() {
+                if at == gap && after > gap {
+                    out.extend_from_slice(b"::");
+                }
+                if (gap..after).contains(&at) {
+                    continue;
+                }
+                if at > 0 && (at != after || after == gap) {
+                    out.push(b':');
+                }
+                let _ = write!(out, "{segment:x}");
+            }
+        }
+    }
 }
 
 /// The log leaves the trailing zeros of BINARY(n) out.

@@ -10,6 +10,7 @@ fn column(kind: u8, meta: u16) -> ColumnShape {
         meta,
         storage: Storage::Fixed(0),
         unsigned: false,
+        nullable: true,
         collation: Some(255),
         members: None,
         visible: true,
