@@ -13,6 +13,7 @@
 use bytes::Bytes;
 
 use crate::position::{Lsn, Position};
+use crate::source::mysql::gtid::{MariaId, Uuid};
 
 /// Microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,11 +93,29 @@ pub enum Field {
     },
 }
 
+impl Field {
+    /// Where in the buffer these bytes of it lie.
+    pub fn span(bytes: &[u8], buffer: &[u8]) -> Field {
+        let start = bytes.as_ptr() as usize - buffer.as_ptr() as usize;
+        Field::Raw { start: start as u32, len: bytes.len() as u32 }
+    }
+}
+
 /// Names a commit in messages and dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommitId {
     Postgres(Lsn),
+    MySql {
+        uuid: Uuid,
+        number: u64,
+    },
+    MariaDb(MariaId),
+    /// A binary log without GTIDs: the number of its file, and where in it the commit ends.
+    Binlog {
+        file: u64,
+        offset: u64,
+    },
     /// A row that was in the table before the log was entered.
     Snapshot,
 }
@@ -105,6 +124,9 @@ impl std::fmt::Display for CommitId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CommitId::Postgres(lsn) => lsn.fmt(f),
+            CommitId::MySql { uuid, number } => write!(f, "{uuid}:{number}"),
+            CommitId::MariaDb(id) => write!(f, "{}-{}-{}", id.domain, id.server_id, id.sequence),
+            CommitId::Binlog { file, offset } => write!(f, "{file:06}:{offset}"),
             CommitId::Snapshot => f.write_str("snapshot"),
         }
     }
@@ -174,6 +196,11 @@ impl Chunk {
 
     pub fn is_empty(&self) -> bool {
         self.events.is_empty() && self.end.is_none()
+    }
+
+    /// Bytes that the source has written anew.
+    pub fn rendered_len(&self) -> usize {
+        self.rendered.len()
     }
 
     pub fn events(&self) -> &[OutboxEvent] {

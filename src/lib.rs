@@ -16,6 +16,7 @@
 //! window); [`pipeline`] starts the next one from the confirmed position.
 
 pub mod ack_window;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod event;

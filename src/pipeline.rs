@@ -206,7 +206,7 @@ impl PipelineStatus {
             last_error: told.last_error.clone(),
             in_flight: self.in_flight.load(Ordering::Relaxed),
             confirmed: self.confirmed.load(Ordering::Relaxed),
-            lag_bytes: server.saturating_sub(self.confirmed.load(Ordering::Relaxed)),
+            lag_bytes: self.source.lag_bytes(server.saturating_sub(self.confirmed.load(Ordering::Relaxed))),
             lag_seconds: if oldest == 0 { 0.0 } else { Micros(oldest as i64).seconds_until(Micros::now()) },
             retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
             events: self.metrics.events.get(),
@@ -302,7 +302,7 @@ async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &S
     }
     status.enter(State::StandingBy);
     tokio::select! {
-        waited = source::stand_by(&settings.source) => if let Err(failure) = waited {
+        waited = source::stand_by(settings) => if let Err(failure) = waited {
             status.failed(&failure.to_string());
             tokio::time::sleep(FIRST_BACKOFF).await;
         },

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::source::mysql::position::BinlogPosition;
+
 /// A PostgreSQL log sequence number, written `16/B374D848` as the server writes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
@@ -54,6 +56,8 @@ impl FromStr for Lsn {
 pub enum Position {
     /// The end of a commit record, or a keepalive's position outside a transaction.
     Postgres(Lsn),
+    /// The end of a transaction in a binary log.
+    Binlog(Box<BinlogPosition>),
 }
 
 impl Position {
@@ -61,6 +65,8 @@ impl Position {
     pub fn covers(&self, commit: &Position) -> bool {
         match (self, commit) {
             (Position::Postgres(here), Position::Postgres(there)) => there <= here,
+            (Position::Binlog(here), Position::Binlog(there)) => here.covers(there),
+            _ => false,
         }
     }
 
@@ -68,6 +74,7 @@ impl Position {
     pub fn as_gauge(&self) -> u64 {
         match self {
             Position::Postgres(lsn) => lsn.0,
+            Position::Binlog(position) => position.as_gauge(),
         }
     }
 }
@@ -76,6 +83,7 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Position::Postgres(lsn) => lsn.fmt(f),
+            Position::Binlog(position) => position.fmt(f),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::source::SourceFailure;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -38,6 +40,26 @@ impl Report {
 
     pub fn fail(&mut self, check: &'static str, what: impl Into<String>, remedy: impl Into<String>) {
         self.0.push(Finding { check, verdict: Verdict::Fail, what: what.into(), remedy: remedy.into() });
+    }
+
+    /// Keeps a failure as a finding; what was asked for, if there was none.
+    pub fn told<T>(&mut self, check: &'static str, result: Result<T, SourceFailure>) -> Option<T> {
+        result.map_err(|failure| self.refused(check, failure)).ok()
+    }
+
+    pub fn refused(&mut self, check: &'static str, failure: SourceFailure) {
+        match failure {
+            SourceFailure::NotReady { what, remedy }
+            | SourceFailure::Misconfigured { what, remedy }
+            | SourceFailure::PositionLost { what, remedy }
+            | SourceFailure::Undecodable { what, remedy } => self.fail(check, what, remedy),
+            SourceFailure::Transient { what } | SourceFailure::Held { what } | SourceFailure::Restart { what } => self
+                .fail(
+                    check,
+                    what,
+                    "make sure that the server runs and that host and port in SOURCE lead to it from here",
+                ),
+        }
     }
 
     pub fn into_findings(self) -> Vec<Finding> {

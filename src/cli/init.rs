@@ -4,8 +4,7 @@ use super::{InitOptions, print};
 use crate::config::{Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::route::Plan;
-use crate::source::SourceFailure;
-use crate::source::postgres::setup::{self, Wanted};
+use crate::source::{SourceFailure, mysql, postgres};
 
 pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, Halt> {
     for pipeline in &settings.pipelines {
@@ -14,27 +13,42 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
             what: format!("pipeline `{}`: {error}", pipeline.name),
             remedy: String::new(),
         })?;
-        let SourceSettings::Postgres(source) = &pipeline.source;
-        let wanted = Wanted {
-            settings: source,
-            pipeline: &pipeline.name,
-            route: &pipeline.route,
-            projection: plan.projection(),
-            payload: options.payload.as_sql(),
+        let mut printed = Ok(ExitCode::Done);
+        let mut say = |line: &str| {
+            if printed.is_ok() {
+                printed = print(format!("{line}\n").as_bytes());
+            }
         };
-        if options.dry_run {
-            let script = setup::dry_run(&wanted).await.map_err(halt)?;
-            print(script.as_bytes())?;
-        } else {
-            let mut printed = Ok(ExitCode::Done);
-            let mut say = |line: &str| {
-                if printed.is_ok() {
-                    printed = print(format!("{line}\n").as_bytes());
+        match &pipeline.source {
+            SourceSettings::Postgres(source) => {
+                let wanted = postgres::setup::Wanted {
+                    settings: source,
+                    pipeline: &pipeline.name,
+                    route: &pipeline.route,
+                    projection: plan.projection(),
+                    payload: options.payload.of_postgres(),
+                };
+                match options.dry_run {
+                    true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
+                    false => postgres::setup::init(&wanted, &mut say).await.map_err(halt)?,
                 }
-            };
-            setup::init(&wanted, &mut say).await.map_err(halt)?;
-            printed?;
+            }
+            SourceSettings::MySql(source) => {
+                let wanted = mysql::setup::Wanted {
+                    settings: source,
+                    kafka: &pipeline.kafka,
+                    pipeline: &pipeline.name,
+                    route: &pipeline.route,
+                    projection: plan.projection(),
+                    payload: options.payload.of_mysql(),
+                };
+                match options.dry_run {
+                    true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
+                    false => mysql::setup::init(&wanted, &mut say).await.map_err(halt)?,
+                }
+            }
         }
+        printed?;
     }
     Ok(ExitCode::Done)
 }

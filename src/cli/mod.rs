@@ -159,12 +159,21 @@ pub enum PayloadType {
 }
 
 impl PayloadType {
-    fn as_sql(self) -> &'static str {
+    fn of_postgres(self) -> &'static str {
         match self {
             PayloadType::Jsonb => "jsonb",
             PayloadType::Json => "json",
             PayloadType::Text => "text",
             PayloadType::Bytea => "bytea",
+        }
+    }
+
+    /// The nearest that MySQL has.
+    fn of_mysql(self) -> &'static str {
+        match self {
+            PayloadType::Jsonb | PayloadType::Json => "JSON",
+            PayloadType::Text => "LONGTEXT",
+            PayloadType::Bytea => "LONGBLOB",
         }
     }
 }

@@ -120,7 +120,7 @@ fn child() {
             Err(halt) => println!("<<{halt}>>"),
             Ok(settings) => {
                 let pipeline = &settings.pipelines[0];
-                let SourceSettings::Postgres(source) = &pipeline.source;
+                let SourceSettings::Postgres(source) = &pipeline.source else { panic!("not PostgreSQL") };
                 let kafka = pipeline.kafka.options.iter().map(|one| one.key.as_str()).collect::<Vec<_>>();
                 println!(
                     "<<slot={} publication={} layout={} kafka={kafka:?} no_create={}>>",

@@ -16,6 +16,7 @@ pub(crate) mod options;
 mod problem;
 pub mod reference;
 mod resolve;
+mod resolve_source;
 mod secret;
 mod settings;
 mod source_url;
@@ -28,8 +29,8 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, PostgresSettings, ProcessSettings, RouteSettings,
-    Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    Admin, Brokers, CheckpointPlace, DeadLetter, KafkaSettings, MySqlSettings, PipelineSettings, PostgresSettings,
+    ProcessSettings, RouteSettings, Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -49,11 +49,11 @@ pub enum LogFormat {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PipelineOptions {
-    /// Where the outbox is: postgres://user@host:5432/database
+    /// Where the outbox is: postgres://user@host:5432/database, or mysql:// or mariadb://
     ///
-    /// Several hosts (`host1,host2`) are tried in turn for fail-over, with `target_session_attrs` as libpq has it. TLS
-    /// is spelt as libpq spells it: `?sslmode=verify-full&sslrootcert=/path`. What the URL leaves out comes from PG*
-    /// variables and ~/.pgpass.
+    /// Several hosts (`host1,host2`) are tried in turn for fail-over. TLS is spelt as the database's own clients spell
+    /// it: `?sslmode=verify-full&sslrootcert=/path` for PostgreSQL, `?ssl-mode=verify-identity&ssl-ca=/path` for MySQL.
+    /// What a PostgreSQL URL leaves out comes from PG* variables and ~/.pgpass; MySQL's password may be in MYSQL_PWD.
     #[arg(value_name = "SOURCE", env = "OUTBOXD_SOURCE")]
     pub source: Option<Secret>,
 
@@ -80,7 +80,7 @@ pub struct PipelineOptions {
     )]
     pub publication: Option<String>,
 
-    /// Never create slot or publication; exit 3 when one is missing
+    /// Never create slot, publication or checkpoint table; exit 3 when one is missing
     #[arg(long, env = "OUTBOXD_NO_CREATE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Source")]
     pub no_create: Option<bool>,
 
@@ -103,6 +103,15 @@ pub struct PipelineOptions {
     /// Where the log is entered when no position is stored: now, earliest, or a position as `status` prints it
     #[arg(long, env = "OUTBOXD_START", value_name = "POSITION", default_value = "now", help_heading = "Source")]
     pub start: Option<String>,
+
+    /// Id of outboxd among the replicas of a MySQL or MariaDB server [default: random]
+    #[arg(long, env = "OUTBOXD_SERVER_ID", value_name = "ID", help_heading = "Source")]
+    pub server_id: Option<u32>,
+
+    /// MySQL column of 16 bytes, such as BINARY(16), that is a UUID and is written as one; repeatable [default: none]
+    #[arg(long, env = "OUTBOXD_UUID_COLUMN", value_name = "COLUMN", value_delimiter = ',', help_heading = "Source")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub uuid_column: Vec<String>,
 
     /// Which column of the table plays which role
     #[arg(long, env = "OUTBOXD_LAYOUT", value_name = "LAYOUT", value_parser = LAYOUTS, default_value = "native", help_heading = "Routing")]
@@ -174,7 +183,7 @@ pub struct PipelineOptions {
     )]
     pub delivery: Option<String>,
 
-    /// Where the confirmed position is kept beside the slot: `source` is the table outboxd_checkpoint
+    /// Where the confirmed position is kept: `source` is the table outboxd_checkpoint; for MySQL also `kafka` (a compacted topic) and `file:PATH`
     #[arg(long, env = "OUTBOXD_CHECKPOINT", value_name = "WHERE", default_value = "source", help_heading = "Delivery")]
     pub checkpoint: Option<String>,
 
@@ -212,7 +221,7 @@ pub struct PipelineOptions {
     )]
     pub max_in_flight_bytes: Option<ByteSize>,
 
-    /// Pipeline's name: metrics label, checkpoint and lock key [default: the file's [pipeline.NAME], else the slot's name]
+    /// Pipeline's name: metrics label, checkpoint and lock key [default: the file's [pipeline.NAME], else the slot's name, else outboxd_<database>]
     #[arg(long, env = "OUTBOXD_NAME", value_name = "NAME", help_heading = "Operation")]
     pub name: Option<String>,
 
@@ -300,6 +309,8 @@ impl PipelineOptions {
             message_prefix: list(self.message_prefix, lower.message_prefix),
             snapshot: self.snapshot.or(lower.snapshot),
             start: self.start.or(lower.start),
+            server_id: self.server_id.or(lower.server_id),
+            uuid_column: list(self.uuid_column, lower.uuid_column),
             layout: self.layout.or(lower.layout),
             column: values::assign_over(self.column, lower.column),
             header: values::assign_over(self.header, lower.header),

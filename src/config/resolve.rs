@@ -8,19 +8,13 @@ use super::file::{self, FileOptions};
 use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
+use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
-    Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, PostgresSettings, ProcessSettings, RouteSettings,
-    Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings,
+    SourceSettings, TopicCreation, WindowSettings,
 };
-use super::source_url::{SourceUrl, UrlParts};
 use super::values::{Assignment, ByteSize, Span};
-use crate::route::layout::Layout;
-use crate::source::SourceFailure;
-use crate::source::postgres::conninfo::ConnInfo;
-
-/// PostgreSQL cuts names off at 63 bytes.
-const LONGEST_NAME: usize = 63;
 
 /// What was said on the command line and in the environment.
 #[derive(Clone, Debug, Default)]
@@ -113,11 +107,16 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (at, pipeline) in pipelines.iter().enumerate() {
         for earlier in &pipelines[..at] {
-            let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source);
             if pipeline.name == earlier.name {
                 let what = "two pipelines have this name: give one another `name`";
                 problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
-            } else if one.url == other.url && one.slot == other.slot {
+                continue;
+            }
+            let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source)
+            else {
+                continue;
+            };
+            if one.url == other.url && one.slot == other.slot {
                 let what = format!("reads the slot {} as {} does: give each its own `slot`", one.slot, earlier.name);
                 problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
             }
@@ -127,7 +126,7 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
 }
 
 /// Resolves one pipeline, collecting its problems.
-struct Resolver {
+pub(super) struct Resolver {
     /// The pipeline's table in the file, if it has one.
     table: Option<String>,
     without_sink: bool,
@@ -135,7 +134,7 @@ struct Resolver {
 }
 
 impl Resolver {
-    fn problem(&mut self, key: &str, what: impl Into<String>) {
+    pub(super) fn problem(&mut self, key: &str, what: impl Into<String>) {
         let place = match (&self.table, key) {
             (Some(table), _) => format!("pipeline {table}: {key}"),
             (None, "source") => "SOURCE".to_owned(),
@@ -149,7 +148,7 @@ impl Resolver {
     }
 
     /// A free text's value, following a reference. Empty means nothing was said.
-    fn text(&mut self, key: &str, said: Option<String>) -> Option<String> {
+    pub(super) fn text(&mut self, key: &str, said: Option<String>) -> Option<String> {
         match Secret::from(said?).reveal() {
             Ok(text) => Some(text).filter(|text| !text.is_empty()),
             Err(error) => {
@@ -174,32 +173,26 @@ impl Resolver {
         let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
         let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
         let name = self.text("name", said.name);
-        let start = self.start(said.start);
-        let mut tables = self.tables(said.table);
-        if tables.is_empty() && said.message_prefix.is_empty() {
-            let own = Layout::named(&route.layout).map_or(&[][..], |layout| layout.tables);
-            tables = own.iter().map(|name| TableName { schema: None, name: (*name).to_owned() }).collect();
-        }
-        let slot = self.text("slot", said.slot);
-        let publication = self.text("publication", said.publication).unwrap_or_default();
-        self.check_length("publication", &publication);
-        let (url, database) = self.source(said.source)?;
-        let slot = slot.unwrap_or_else(|| default_slot(&database));
-        self.check_slot(&slot);
-        let name = name.or_else(|| self.table.clone()).unwrap_or_else(|| slot.clone());
-        let source = PostgresSettings {
-            url,
-            slot,
-            publication,
-            no_create: said.no_create.unwrap_or(false),
-            message_prefixes: said.message_prefix,
-            snapshot: said.snapshot.unwrap_or(Snapshot::None),
-            start: start?,
-            tables,
-        };
+        let (source, own_name) = self.source(
+            said.source,
+            SourceOptions {
+                slot: said.slot,
+                publication: said.publication,
+                no_create: said.no_create.unwrap_or(false),
+                message_prefixes: said.message_prefix,
+                snapshot: said.snapshot.unwrap_or(Snapshot::None),
+                start: said.start,
+                tables: said.table,
+                layout: &route.layout,
+                server_id: said.server_id,
+                uuid_columns: said.uuid_column,
+                checkpoint: said.checkpoint,
+            },
+        )?;
+        let name = name.or_else(|| self.table.clone()).unwrap_or(own_name);
         Some(PipelineSettings {
             name,
-            source: SourceSettings::Postgres(source),
+            source,
             route,
             kafka: kafka?,
             dead_letter,
@@ -231,92 +224,6 @@ impl Resolver {
             "at-least-once" => {}
             "exactly-once" => self.not_yet("delivery", "exactly-once delivery"),
             other => self.problem("delivery", format!("`{other}` is not a promise; there is `at-least-once`")),
-        }
-        match word(&said.checkpoint).as_str() {
-            "source" => {}
-            "kafka" => self.not_yet("checkpoint", "a checkpoint in Kafka"),
-            path if path.starts_with("file:") => self.not_yet("checkpoint", "a checkpoint in a file"),
-            other => self.problem("checkpoint", format!("`{other}` is not a place; there is `source`")),
-        }
-    }
-
-    /// The source's address and its database's name.
-    fn source(&mut self, said: Option<Secret>) -> Option<(SourceUrl, String)> {
-        let Some(secret) = said else {
-            self.problem("source", "is missing: where the outbox is, for instance postgres://user@host/database");
-            return None;
-        };
-        let url = match secret.reveal() {
-            Ok(url) => url,
-            Err(error) => {
-                self.problem("source", error.to_string());
-                return None;
-            }
-        };
-        let Some(parts) = UrlParts::parse(&url) else {
-            self.problem("source", "is not a URL; it looks like postgres://user@host/database");
-            return None;
-        };
-        match parts.scheme.as_str() {
-            "postgres" | "postgresql" => {
-                // Here rather than at the first connect, which may be long after Kafka's.
-                if let Err(SourceFailure::Misconfigured { what, remedy }) = ConnInfo::parse(&url) {
-                    self.problem("source", format!("{what}; {remedy}"));
-                    return None;
-                }
-                let variable = |name: &str| std::env::var(name).ok();
-                Some((SourceUrl::new(secret), database(&parts, variable)))
-            }
-            "mysql" | "mariadb" | "mongodb" | "mongodb+srv" => {
-                self.problem("source", format!("{}:// is not available in this version", parts.scheme));
-                None
-            }
-            other => {
-                self.problem("source", format!("{other}:// is not a source; there is postgres://"));
-                None
-            }
-        }
-    }
-
-    fn check_slot(&mut self, slot: &str) {
-        let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        if !slot.bytes().all(allowed) || slot.len() > LONGEST_NAME {
-            let what = format!(
-                "`{slot}` cannot name a slot: PostgreSQL allows at most {LONGEST_NAME} lower-case letters, digits and _"
-            );
-            self.problem("slot", what);
-        }
-    }
-
-    fn check_length(&mut self, key: &str, name: &str) {
-        if name.len() > LONGEST_NAME {
-            self.problem(key, format!("`{name}` is too long: PostgreSQL's names have at most {LONGEST_NAME} bytes"));
-        }
-    }
-
-    fn tables(&mut self, said: Vec<String>) -> Vec<TableName> {
-        let mut tables: Vec<TableName> = Vec::new();
-        for text in said {
-            match text.parse() {
-                Ok(table) if tables.contains(&table) => {}
-                Ok(table) => tables.push(table),
-                Err(what) => self.problem("table", format!("`{text}`: {what}")),
-            }
-        }
-        tables
-    }
-
-    fn start(&mut self, said: Option<String>) -> Option<Start> {
-        match self.text("start", said)?.as_str() {
-            "now" => Some(Start::Now),
-            "earliest" => Some(Start::Earliest),
-            position => match position.parse() {
-                Ok(lsn) => Some(Start::At(lsn)),
-                Err(error) => {
-                    self.problem("start", format!("{error}; `now` and `earliest` are allowed too"));
-                    None
-                }
-            },
         }
     }
 
@@ -426,29 +333,6 @@ impl Resolver {
             },
         }
     }
-}
-
-/// The database a URL leads to, as libpq finds it.
-fn database(parts: &UrlParts, variable: impl Fn(&str) -> Option<String>) -> String {
-    let said = |name: &str| variable(name).filter(|value| !value.is_empty());
-    parts
-        .parameter("dbname")
-        .map(str::to_owned)
-        .or_else(|| parts.database.clone())
-        .or_else(|| said("PGDATABASE"))
-        .or_else(|| parts.parameter("user").map(str::to_owned))
-        .or_else(|| parts.user.clone())
-        .or_else(|| said("PGUSER"))
-        .or_else(|| said("USER"))
-        .unwrap_or_else(|| "postgres".to_owned())
-}
-
-fn default_slot(database: &str) -> String {
-    let allowed = |character: char| if character.is_ascii_alphanumeric() { character } else { '_' };
-    let mut slot: String = database.to_ascii_lowercase().chars().map(allowed).collect();
-    slot.insert_str(0, "outboxd_");
-    slot.truncate(LONGEST_NAME);
-    slot
 }
 
 #[cfg(test)]

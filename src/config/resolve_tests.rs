@@ -1,5 +1,8 @@
 //! What the layers of options become.
 
+use super::super::resolve_source::{LONGEST_NAME, database, default_name};
+use super::super::settings::{CheckpointPlace, PostgresSettings, Start};
+use super::super::source_url::UrlParts;
 use std::time::Duration;
 
 use super::*;
@@ -21,7 +24,7 @@ fn resolved(said: Said) -> PipelineSettings {
 
 #[track_caller]
 fn postgres(pipeline: &PipelineSettings) -> &PostgresSettings {
-    let SourceSettings::Postgres(postgres) = &pipeline.source;
+    let SourceSettings::Postgres(postgres) = &pipeline.source else { panic!("{:?}", pipeline.source) };
     postgres
 }
 
@@ -44,7 +47,7 @@ fn source_and_brokers_are_enough() {
     let pipeline = &settings.pipelines[0];
     let source = postgres(pipeline);
     assert_eq!((pipeline.name.as_str(), source.slot.as_str()), ("outboxd_shop_1", "outboxd_shop_1"));
-    assert_eq!((source.publication.as_str(), source.start, source.no_create), ("outboxd", Start::Now, false));
+    assert_eq!((source.publication.as_str(), source.start.clone(), source.no_create), ("outboxd", Start::Now, false));
     assert_eq!(source.snapshot, Snapshot::None);
     assert_eq!(pipeline.route.layout, "native");
     assert_eq!(pipeline.kafka.brokers, Brokers::Servers("kafka:9092".to_owned()));
@@ -77,27 +80,59 @@ fn every_problem_is_reported_at_once() {
             options.brokers = None;
             options.capture = Some("poll".to_owned());
             options.delivery = Some("exactly-once".to_owned());
-            options.start = Some("later".to_owned());
             options.max_in_flight = Some(0);
             options.kafka = vec!["acks=1".parse().unwrap()];
         })
     };
     let found = Settings::resolve(bad, None).unwrap_err().to_string();
-    for part in ["8 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: polling is not available yet"] {
+    for part in ["7 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: polling is not available yet"] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
-    for part in ["--delivery: exactly-once delivery is not", "--start:", "--max-in-flight:", "--kafka: request."] {
+    for part in ["--delivery: exactly-once delivery is not", "--max-in-flight:", "--kafka: request."] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
 }
 
 #[test]
 fn other_databases_are_not_available_in_this_version() {
-    for url in ["mysql://db/a", "mariadb://db/a", "mongodb://db/a", "mongodb+srv://db/a"] {
+    for url in ["mongodb://db/a", "mongodb+srv://db/a"] {
         assert!(problem(|options| options.source = Some(url.into())).contains("not available in this version"));
     }
     let not_a_url = problem(|options| options.source = Some("app:hunter2@db".into()));
     assert!(not_a_url.contains("is not a URL") && !not_a_url.contains("hunter2"), "{not_a_url}");
+}
+
+#[test]
+fn a_mysql_pipeline_is_named_after_its_database_and_may_keep_its_position_elsewhere() {
+    for url in ["mysql://app@db/My-Shop", "mariadb://app@db/My-Shop"] {
+        let pipeline = resolved(said(|options| {
+            options.source = Some(url.into());
+            options.checkpoint = Some("file:/var/lib/outboxd/shop.json".to_owned());
+            options.start = Some("binlog.000002:157".to_owned());
+            options.server_id = Some(77);
+        }));
+        assert_eq!(pipeline.name, "outboxd_my_shop");
+        let SourceSettings::MySql(source) = &pipeline.source else { panic!("{:?}", pipeline.source) };
+        assert_eq!(source.checkpoint, CheckpointPlace::File("/var/lib/outboxd/shop.json".to_owned()));
+        assert_eq!(source.start, Start::At("binlog.000002:157".parse().unwrap()));
+        assert_eq!((source.server_id, source.tables[0].name.as_str()), (Some(77), "outbox"));
+    }
+}
+
+#[test]
+fn what_another_database_has_is_refused() {
+    let mysql = |edit: fn(&mut PipelineOptions)| {
+        problem(|options| {
+            options.source = Some("mysql://app@db/shop".into());
+            edit(options);
+        })
+    };
+    assert!(mysql(|options| options.slot = Some("s".to_owned())).contains("--slot: is only for PostgreSQL"));
+    assert!(mysql(|options| options.start = Some("16/B374D848".to_owned())).contains("not a position in a binary log"));
+    assert!(mysql(|options| options.checkpoint = Some("x".to_owned())).contains("is not a place"));
+    assert!(mysql(|options| options.source = Some("mysql://app@db".into())).contains("names no database"));
+    assert!(problem(|options| options.server_id = Some(7)).contains("--server-id: is only for MySQL"));
+    assert!(problem(|options| options.checkpoint = Some("kafka".to_owned())).contains("there is only `source`"));
 }
 
 #[test]
@@ -106,7 +141,6 @@ fn words_of_later_versions_say_so() {
         let value = Some(value.to_owned());
         problem(|options| match key {
             "sink" => options.sink = value,
-            "checkpoint" => options.checkpoint = value,
             "dead-letter" => options.dead_letter = value,
             _ => options.delivery = value,
         })
@@ -115,8 +149,6 @@ fn words_of_later_versions_say_so() {
         ("sink", "stdout"),
         ("sink", "https://x"),
         ("sink", "amqp://x"),
-        ("checkpoint", "file:/x"),
-        ("checkpoint", "kafka"),
         ("dead-letter", "table:x"),
         ("delivery", "exactly-once"),
     ] {
@@ -143,8 +175,8 @@ fn the_database_is_found_as_libpq_finds_it() {
 
 #[test]
 fn a_default_slot_is_always_one_the_server_accepts() {
-    assert_eq!(default_slot("My.Shop-ü"), "outboxd_my_shop__");
-    assert_eq!(default_slot(&"a".repeat(100)).len(), LONGEST_NAME);
+    assert_eq!(default_name("My.Shop-ü"), "outboxd_my_shop__");
+    assert_eq!(default_name(&"a".repeat(100)).len(), LONGEST_NAME);
     assert!(problem(|options| options.slot = Some("My-Slot".to_owned())).contains("cannot name a slot"));
 }
 
@@ -152,7 +184,7 @@ fn a_default_slot_is_always_one_the_server_accepts() {
 fn start_is_now_earliest_or_a_position() {
     let start = |text: &str| {
         let pipeline = resolved(said(|options| options.start = Some(text.to_owned())));
-        postgres(&pipeline).start
+        postgres(&pipeline).start.clone()
     };
     assert_eq!(start("now"), Start::Now);
     assert_eq!(start("earliest"), Start::Earliest);

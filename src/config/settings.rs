@@ -9,6 +9,7 @@ use super::options::{LogFormat, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
+use crate::source::mysql::position::BinlogPosition;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -55,6 +56,8 @@ pub struct PipelineSettings {
 #[non_exhaustive]
 pub enum SourceSettings {
     Postgres(PostgresSettings),
+    /// And MariaDB.
+    MySql(MySqlSettings),
 }
 
 #[derive(Clone, Debug)]
@@ -65,17 +68,40 @@ pub struct PostgresSettings {
     pub no_create: bool,
     pub message_prefixes: Vec<String>,
     pub snapshot: Snapshot,
-    pub start: Start,
+    pub start: Start<Lsn>,
     /// The layout's own unless others were named; none where only messages are read.
     pub tables: Vec<TableName>,
 }
 
+#[derive(Clone, Debug)]
+pub struct MySqlSettings {
+    pub url: SourceUrl,
+    pub tables: Vec<TableName>,
+    pub no_create: bool,
+    pub snapshot: Snapshot,
+    pub start: Start<BinlogPosition>,
+    /// `None`: a random one.
+    pub server_id: Option<u32>,
+    /// Binary columns that are written as UUIDs.
+    pub uuid_columns: Vec<String>,
+    pub checkpoint: CheckpointPlace,
+}
+
+/// Where a position is kept that the source does not keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointPlace {
+    Source,
+    Kafka,
+    /// A path.
+    File(String),
+}
+
 /// Where a log is entered when no position is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start<P> {
     Now,
     Earliest,
-    At(Lsn),
+    At(P),
 }
 
 /// How a row becomes a record, as the user said it; routing compiles it.

@@ -3,6 +3,7 @@
 
 pub mod mysql;
 pub mod postgres;
+pub mod schema;
 pub mod tls;
 pub mod transport;
 
@@ -56,6 +57,8 @@ pub struct SourceStats {
     pub server_position: AtomicU64,
     /// Bytes of log that the server keeps for us.
     pub retained_bytes: AtomicU64,
+    /// Bytes of log between the confirmed position and the end, where positions cannot be subtracted; plus one.
+    told_lag: AtomicU64,
     ignored: [AtomicU64; 3],
 }
 
@@ -73,6 +76,18 @@ impl Ignored {
 }
 
 impl SourceStats {
+    pub fn set_lag_bytes(&self, bytes: u64) {
+        self.told_lag.store(bytes.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// What the source told of its lag, else the difference of positions.
+    pub fn lag_bytes(&self, difference: u64) -> u64 {
+        match self.told_lag.load(Ordering::Relaxed) {
+            0 => difference,
+            told => told - 1,
+        }
+    }
+
     pub fn ignore(&self, change: Ignored) {
         self.ignored[change as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -97,12 +112,14 @@ pub struct Opened {
 /// What a source remembers between connections.
 pub enum Memory {
     Postgres(Arc<postgres::Memory>),
+    MySql(Arc<mysql::Memory>),
 }
 
 impl Memory {
     pub fn new(settings: &SourceSettings) -> Self {
         match settings {
             SourceSettings::Postgres(_) => Memory::Postgres(Arc::default()),
+            SourceSettings::MySql(_) => Memory::MySql(Arc::default()),
         }
     }
 }
@@ -118,6 +135,10 @@ pub async fn open(
         (SourceSettings::Postgres(source), Memory::Postgres(memory)) => {
             postgres::open(source, settings, projection, memory, stats).await
         }
+        (SourceSettings::MySql(source), Memory::MySql(memory)) => {
+            Box::pin(mysql::open(source, settings, projection, memory, stats)).await
+        }
+        _ => Err(SourceFailure::transient("the source's memory is of another source")),
     }
 }
 
@@ -127,25 +148,31 @@ pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> 
         SourceSettings::Postgres(source) => {
             postgres::preflight::preflight(source, &settings.name, projection, settings.no_standby).await
         }
+        SourceSettings::MySql(source) => {
+            mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
+        }
     }
 }
 
 /// Waits until nobody else holds the pipeline.
-pub async fn stand_by(settings: &SourceSettings) -> Result<(), SourceFailure> {
-    match settings {
+pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> {
+    match &settings.source {
         SourceSettings::Postgres(source) => postgres::stand_by(source).await,
+        SourceSettings::MySql(source) => mysql::stand_by(source, &settings.name).await,
     }
 }
 
 /// The reading half. `next` fills the chunk it is given; it may be cancelled without losing what it read.
 pub enum Reader {
     Postgres(Box<postgres::Reader>),
+    MySql(Box<mysql::Reader>),
 }
 
 impl Reader {
     pub async fn next(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
         match self {
             Reader::Postgres(reader) => reader.next(chunk).await,
+            Reader::MySql(reader) => reader.next(chunk).await,
         }
     }
 }
@@ -153,12 +180,14 @@ impl Reader {
 /// The confirming half; never blocks.
 pub enum Confirmer {
     Postgres(postgres::Confirmer),
+    MySql(mysql::Confirmer),
 }
 
 impl Confirmer {
     pub fn confirm(&self, upto: &Position) {
         match self {
             Confirmer::Postgres(confirmer) => confirmer.confirm(upto),
+            Confirmer::MySql(confirmer) => confirmer.confirm(upto),
         }
     }
 
@@ -168,6 +197,8 @@ impl Confirmer {
             (Confirmer::Postgres(confirmer), Reader::Postgres(mut reader)) => {
                 confirmer.finish(&mut reader, alarm).await;
             }
+            (Confirmer::MySql(confirmer), _) => confirmer.finish(alarm).await,
+            (Confirmer::Postgres(_), Reader::MySql(_)) => {}
         }
     }
 }

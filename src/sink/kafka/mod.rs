@@ -293,6 +293,18 @@ fn apply(settings: &KafkaSettings, config: &mut ClientConfig) -> Result<(), Sink
     Ok(())
 }
 
+/// What every client of the cluster needs, for those that are not the sink's producer.
+pub fn client_config(settings: &KafkaSettings) -> Result<ClientConfig, SinkFailure> {
+    const OF_CLIENTS: [&str; 8] =
+        ["security.", "sasl.", "ssl.", "enable.ssl", "client.", "broker.", "socket.", "bootstrap."];
+    let mut config = ClientConfig::new();
+    let of_clients =
+        settings.options.iter().filter(|option| OF_CLIENTS.iter().any(|kind| option.key.starts_with(kind)));
+    let settings = KafkaSettings { options: of_clients.cloned().collect(), ..settings.clone() };
+    apply(&settings, &mut config)?;
+    Ok(config)
+}
+
 /// The addresses; an embedded broker's are put in before a pipeline starts.
 fn brokers(settings: &KafkaSettings) -> &str {
     match &settings.brokers {

@@ -4,18 +4,19 @@
 //!   MySQL    ( field:lenenc len:lenenc value:lenenc )* 0  payload     1 payload size  2 algorithm  3 plain size
 //!            payload = the transaction's events but the first, without checksums; zstd, or as they are
 //!   MariaDB  0x80|algorithm<<4|n:u8  plain_size:n bytes be  zlib
-//!   column   algorithm<<4|raw<<3|n:u8  plain_size:n bytes le  deflate;  0 and the plain bytes;  or nothing at all
+//!   column   algorithm<<4|bare<<3|n:u8  plain_size:n bytes be  zlib or bare deflate;  or 0 and the plain bytes;  or nothing
 //! ```
 //!
 //! A transaction may be of any size: its events are expanded one after the other into a buffer that is used again.
 //! Sizes are the server's claim and are checked against what comes out.
 
+use bytes::{Buf as _, Bytes};
 use flate2::{Decompress, FlushDecompress, Status};
 use thiserror::Error;
 use zstd::stream::raw::{Decoder, InBuffer, Operation as _, OutBuffer};
 
 use super::event::{HEADER_BYTES, Header};
-use super::input::{Input, Malformed, big_endian, little_endian};
+use super::input::{Input, Malformed, big_endian};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -39,7 +40,7 @@ impl<'a> Payload<'a> {
         const PLAIN_SIZE: u64 = 3;
         let what = "the header of a compressed transaction";
         let mut input = Input(body);
-        let (mut size, mut compression, mut plain_size) = (None, Compression::None, None);
+        let (mut size, mut compression, mut plain_size) = (None, None, None);
         loop {
             let field = input.lenenc(what)?;
             if field == END {
@@ -49,20 +50,20 @@ impl<'a> Payload<'a> {
             match field {
                 PAYLOAD_SIZE => size = Some(value.lenenc(what)?),
                 ALGORITHM => {
-                    compression = match value.lenenc(what)? {
+                    compression = Some(match value.lenenc(what)? {
                         0 => Compression::Zstd,
                         255 => Compression::None,
                         found => {
                             let found = u32::try_from(found).unwrap_or(u32::MAX);
                             return Err(Malformed::UnknownKind { what: "a transaction's compression", found });
                         }
-                    }
+                    });
                 }
                 PLAIN_SIZE => plain_size = Some(value.lenenc(what)?),
                 _ => {}
             }
         }
-        let size = size.ok_or(Malformed::Truncated(what))?;
+        let (size, compression) = size.zip(compression).ok_or(Malformed::Truncated(what))?;
         let bytes = usize::try_from(size).ok().and_then(|size| input.0.get(..size));
         let bytes = bytes.ok_or(Malformed::Truncated("a compressed transaction"))?;
         if bytes.len() != input.0.len() {
@@ -101,23 +102,27 @@ impl Inflater {
         Ok(Inflater { zstd: Decoder::new()?, buffer: Vec::new() })
     }
 
-    /// The events in it. One that is larger than `cap` is an error; how many there are does not matter.
-    pub fn open<'i, 'a>(&'i mut self, payload: Payload<'a>, cap: usize) -> Result<InnerEvents<'i, 'a>, ExpandError> {
+    /// The events of a compressed transaction, given the body of its event. One that is larger than `cap` is an error;
+    /// how many there are does not matter.
+    pub fn open(mut self, body: &Bytes, cap: usize) -> Result<InnerEvents, ExpandError> {
+        let Payload { compression, plain_size, bytes } = Payload::parse(body)?;
         self.zstd.reinit().map_err(ExpandError::Zstd)?;
         self.buffer.truncate(STRIDE);
         self.buffer.shrink_to(STRIDE);
         self.buffer.resize(STRIDE, 0);
-        let at_frame_end = payload.compression == Compression::None;
-        Ok(InnerEvents { inflater: self, payload, rest: payload.bytes, start: 0, end: 0, total: 0, cap, at_frame_end })
+        let at_frame_end = compression == Compression::None;
+        let rest = body.slice_ref(bytes);
+        Ok(InnerEvents { inflater: self, compression, plain_size, rest, start: 0, end: 0, total: 0, cap, at_frame_end })
     }
 }
 
 /// The events of a compressed transaction; see [`Inflater::open`].
-pub struct InnerEvents<'i, 'a> {
-    inflater: &'i mut Inflater,
-    payload: Payload<'a>,
+pub struct InnerEvents {
+    inflater: Inflater,
+    compression: Compression,
+    plain_size: Option<u64>,
     /// Not yet decompressed.
-    rest: &'a [u8],
+    rest: Bytes,
     /// Decompressed and not yet handed out.
     start: usize,
     end: usize,
@@ -126,7 +131,12 @@ pub struct InnerEvents<'i, 'a> {
     at_frame_end: bool,
 }
 
-impl InnerEvents<'_, '_> {
+impl InnerEvents {
+    /// Gives the memory back for the next transaction.
+    pub fn into_inflater(self) -> Inflater {
+        self.inflater
+    }
+
     /// The next event, to be split without a checksum; `None` after the last.
     pub fn next_event(&mut self) -> Result<Option<&[u8]>, ExpandError> {
         if !self.gather(HEADER_BYTES)? {
@@ -154,7 +164,7 @@ impl InnerEvents<'_, '_> {
         if !self.at_frame_end || self.total == 0 {
             return Err(Malformed::Truncated("a compressed transaction").into());
         }
-        match self.payload.plain_size {
+        match self.plain_size {
             Some(said) if said != self.total => Err(ExpandError::PlainSize { said, found: self.total }),
             _ => Ok(()),
         }
@@ -183,22 +193,21 @@ impl InnerEvents<'_, '_> {
     /// Decompresses into the free part of the buffer; `false` if nothing is left.
     fn expand(&mut self) -> Result<bool, ExpandError> {
         let free = &mut self.inflater.buffer[self.end..];
-        let written = match self.payload.compression {
+        let written = match self.compression {
             Compression::None => {
-                let (taken, rest) = self.rest.split_at(free.len().min(self.rest.len()));
-                free[..taken.len()].copy_from_slice(taken);
-                self.rest = rest;
+                let taken = self.rest.split_to(free.len().min(self.rest.len()));
+                free[..taken.len()].copy_from_slice(&taken);
                 taken.len()
             }
             Compression::Zstd => loop {
                 if self.rest.is_empty() && self.at_frame_end {
                     break 0;
                 }
-                let mut input = InBuffer::around(self.rest);
+                let mut input = InBuffer::around(&self.rest);
                 let mut output = OutBuffer::around(&mut *free);
                 let hint = self.inflater.zstd.run(&mut input, &mut output).map_err(ExpandError::Zstd)?;
                 let (read, written) = (input.pos, output.pos());
-                self.rest = &self.rest[read..];
+                self.rest.advance(read);
                 self.at_frame_end = hint == 0;
                 if written > 0 {
                     break written;
@@ -252,8 +261,8 @@ pub(super) fn expand_column(raw: &[u8], out: &mut Vec<u8>) -> Result<(), Malform
         return Err(Malformed::UnknownKind { what: "the compression of a column", found: u32::from(head) });
     }
     let mut input = Input(rest);
-    let size = little_endian(input.bytes(digits, "a compressed column")?) as usize;
-    inflate(input.0, size, head & 8 != 0, out)
+    let size = big_endian(input.bytes(digits, "a compressed column")?) as usize;
+    inflate(input.0, size, head & 8 == 0, out)
 }
 
 /// Appends exactly `size` bytes, or fails.

@@ -1,30 +1,359 @@
-//! The binary log of MySQL and MariaDB, decoded from its bytes. Nothing here does I/O.
+//! MySQL and MariaDB: the binary log, read as a replica reads it.
 //!
 //! ```text
-//!   packet or file ──event::split──▶ Event ──decode──▶ Body
-//!                                                       │ Query        ─▶ query::Statement
-//!                                                       │ TableMap     ─▶ table_map::TableShape
-//!                                                       │ Rows         ─▶ rows::RowImages ─▶ values::render
-//!                                                       │ Payload      ─▶ compressed::Inflater ─▶ event::split …
-//!                                                       │ Gtid, lists  ─▶ gtid::{GtidSet, MariaGtidList}
+//!   server ──packets──▶ Reader ──events──▶ Log ──chunks──▶ relay
+//!                                                             │
+//!   ordinary connection ◀── keeper task ◀── watch ◀── Confirmer
+//!     lock, checkpoint, the log's reach
 //! ```
 //!
-//! The codec is our own because the position must never pass an event that was not understood: whatever is malformed
-//! or unknown is an error here and a halt in the caller, no length that the server claims is trusted before the bytes
-//! are there, and the bytes of a wanted column stay where they lie.
+//! The server keeps no position for a replica, so outboxd keeps it itself (`checkpoint`), behind the acknowledgements.
+//! The codec decodes bytes and does no I/O:
+//!
+//! ```text
+//!   packet ──event::split──▶ Event ──decode──▶ Body
+//!                                               │ Query        ─▶ query::Statement
+//!                                               │ TableMap     ─▶ table_map::TableShape
+//!                                               │ Rows         ─▶ rows::RowImages ─▶ values::render
+//!                                               │ Payload      ─▶ compressed::Inflater ─▶ event::split …
+//!                                               │ Gtid, lists  ─▶ gtid::{GtidSet, MariaGtidList}
+//! ```
+//!
+//! It is our own because the position must never pass an event that was not understood: whatever is malformed or
+//! unknown is an error there and a halt here, no length that the server claims is trusted before the bytes are there,
+//! and the bytes of a wanted column stay where they lie.
 
 pub mod charset;
+mod charset_patches;
+mod checkpoint;
 pub mod compressed;
+pub mod conninfo;
+mod dump;
 pub mod event;
 pub mod gtid;
 mod input;
 pub mod json;
+mod judge;
+mod keeper;
+mod log;
 mod numbers;
+pub mod position;
+pub mod preflight;
 pub mod query;
+mod reader;
 pub mod rows;
+pub mod server;
+mod server_error;
+pub mod session;
+pub mod setup;
+mod snapshot;
 pub mod table_map;
+mod tables;
 mod temporal;
 pub mod transaction;
 pub mod values;
+mod wire;
 
 pub use input::Malformed;
+pub use reader::Reader;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
+use crate::config::{MySqlSettings, PipelineSettings, Snapshot, Start};
+use crate::event::Projection;
+use crate::position::Position;
+use crate::source::{self, Opened, SourceFailure, SourceStats};
+use checkpoint::Place;
+use conninfo::ConnInfo;
+use dump::ReplicaId;
+use judge::Standing;
+use keeper::Keeper;
+use log::Log;
+use position::BinlogPosition;
+use server::Server;
+use session::Session;
+use snapshot::SnapshotReader;
+use tables::Tables;
+
+/// A replica that lags behind what was delivered is waited for this long before the position counts as lost.
+const LAG_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What outlives a connection.
+#[derive(Default)]
+pub struct Memory(Mutex<Remembered>);
+
+#[derive(Default)]
+struct Remembered {
+    /// The last position confirmed by this process, newer than the stored one.
+    confirmed: Option<BinlogPosition>,
+    /// What was committed when the process started ends here.
+    caught_up_at: Option<BinlogPosition>,
+    /// Since when the server lacks what was delivered.
+    behind_since: Option<Instant>,
+}
+
+impl Memory {
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Confirmer {
+    confirmed: watch::Sender<BinlogPosition>,
+    memory: Arc<Memory>,
+    finish_keeper: Option<oneshot::Sender<()>>,
+}
+
+impl Confirmer {
+    pub fn confirm(&self, upto: &Position) {
+        let Position::Binlog(position) = upto else { return };
+        self.memory.remembered().confirmed = Some((**position).clone());
+        self.confirmed.send_replace((**position).clone());
+    }
+
+    /// Stores the last confirmed position and lets the lock go.
+    pub async fn finish(mut self, alarm: JoinHandle<Result<(), SourceFailure>>) {
+        if let Some(finish) = self.finish_keeper.take() {
+            let _ = finish.send(());
+            let _ = tokio::time::timeout(Duration::from_secs(3), alarm).await;
+        }
+    }
+}
+
+/// Opens the stream: takes the lock, finds tables and checkpoint, makes what is missing and may be made, and goes on
+/// from the confirmed position. Whatever stands in the way is told with its remedy.
+pub async fn open(
+    settings: &MySqlSettings,
+    of: &PipelineSettings,
+    projection: &Projection,
+    memory: &Arc<Memory>,
+    stats: &Arc<SourceStats>,
+) -> Result<Opened, SourceFailure> {
+    let info = conninfo(settings)?;
+    let database = checkpoint::database(&info)?.to_owned();
+    let pipeline = of.name.as_str();
+    let mut session = Session::connect(&info).await?;
+    // All connections must be to one and the same server.
+    let info = ConnInfo { hosts: vec![session.host().clone()], ..info };
+    let server = Server::ask(&mut session).await?;
+    refuse(judge::settings(&server))?;
+    keeper::take_lock(&mut session, &database, pipeline).await?;
+
+    let (catalog, missing) = tables::find(&mut session, &database, &settings.tables).await?;
+    refuse(judge::missing_tables(&missing, &database))?;
+    refuse(tables::missing_columns(&catalog, projection))?;
+    let place = Place::open(&settings.checkpoint, &of.kafka)?;
+    if place.is_table() && !checkpoint::table_exists(&mut session, &database).await? {
+        make_checkpoint_table(&mut session, settings).await?;
+    }
+    let stored = place.load(&mut session, pipeline).await?;
+    let reach = server.reach(&mut session).await?;
+    memory.remembered().caught_up_at.get_or_insert_with(|| reach.end.clone());
+
+    let known = match &stored {
+        Some(stored) => Some(known_position(pipeline, stored, &server, &reach, memory)?),
+        None => None,
+    };
+    let pending = match &stored {
+        Some(stored) => stored.snapshot == SnapshotState::Pending,
+        None => settings.snapshot == Snapshot::Existing,
+    };
+    let snapshot = match pending {
+        true => {
+            let uuids = settings.uuid_columns.clone();
+            Some(SnapshotReader::begin(&info, &server, catalog.clone(), uuids, known.clone()).await?)
+        }
+        false => None,
+    };
+    let start = match (&known, &snapshot) {
+        (Some(known), _) => known.clone(),
+        (None, Some(snapshot)) => snapshot.end().clone(),
+        (None, None) => first_position(settings, &reach)?,
+    };
+    let checkpoint = Checkpoint {
+        format: FORMAT,
+        pipeline: pipeline.to_owned(),
+        source: server.flavor.name().to_owned(),
+        server: server.identity.clone(),
+        position: start.to_string(),
+        file: start.file.to_string(),
+        snapshot: match (&stored, pending) {
+            (_, true) => SnapshotState::Pending,
+            (Some(stored), false) => stored.snapshot,
+            (None, false) => SnapshotState::None,
+        },
+    };
+    if stored.is_none() {
+        // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
+        place.save(&mut session, &checkpoint).await?;
+    }
+
+    let replica = match settings.server_id {
+        Some(server_id) => ReplicaId { server_id, chosen: true },
+        None => ReplicaId::random(RandomState::new().hash_one(Instant::now().elapsed()) as u32),
+    };
+    let heartbeat = (of.stall_timeout / 3).clamp(Duration::from_millis(100), Duration::from_secs(10));
+    let wire = dump::start(&info, replica, &start, heartbeat).await?;
+    let address = session.describe();
+    tracing::info!(source = address, from = %start, file = %start.file, server = %server.flavor, "reading the log");
+
+    let (transport, buffered) = wire.into_parts();
+    let (stream, writer) = transport.into_split();
+    let names = catalog.iter().map(|table| (table.schema.clone(), table.name.clone())).collect();
+    let mariadb = session.is_mariadb();
+    let tables = Tables::new(names, projection.clone(), settings.uuid_columns.clone(), info, mariadb);
+    let log = Log::new(tables, start.clone(), mariadb, server.checksum, stats.clone());
+    let (confirmed, watched) = watch::channel(start.clone());
+    let (finish_keeper, finished) = oneshot::channel();
+    let snapshot_end = snapshot.is_some().then(|| start.clone());
+    let keeper = Keeper {
+        session,
+        server,
+        place,
+        checkpoint,
+        confirmed: watched,
+        snapshot_end,
+        stats: stats.clone(),
+        interval: of.checkpoint_interval,
+        stored: start.clone(),
+        stored_at: Instant::now(),
+        warned: false,
+    };
+    let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or_else(|| start.clone());
+    let with_snapshot = snapshot.is_some();
+    let alarm = tokio::spawn(keeper.run(finished));
+    let reader = Reader::new(reader::Parts {
+        stream,
+        writer,
+        buffered,
+        log,
+        snapshot,
+        stall_timeout: of.stall_timeout,
+        replica,
+        address,
+    });
+    let reported = match with_snapshot {
+        // Nothing is confirmed before the snapshot is delivered.
+        true => BinlogPosition::new(judge::nothing(&start.gtids), Default::default()),
+        false => start,
+    };
+    Ok(Opened {
+        reader: source::Reader::MySql(Box::new(reader)),
+        confirmer: source::Confirmer::MySql(Confirmer {
+            confirmed,
+            memory: memory.clone(),
+            finish_keeper: Some(finish_keeper),
+        }),
+        start: Position::Binlog(Box::new(reported)),
+        caught_up_at: Position::Binlog(Box::new(caught_up_at)),
+        alarm,
+    })
+}
+
+/// The first of the problems, as a run tells them; `check` shows them all.
+fn refuse(mut problems: Vec<SourceFailure>) -> Result<(), SourceFailure> {
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(problems.remove(0)),
+    }
+}
+
+async fn make_checkpoint_table(session: &mut Session, settings: &MySqlSettings) -> Result<(), SourceFailure> {
+    const ELSEWHERE: &str = "run `outboxd init` once as a user that may create tables, or sql/mysql/checkpoint.sql, and \
+                             grant SELECT, INSERT, UPDATE on outboxd_checkpoint; or use --checkpoint kafka or file:PATH";
+    if settings.no_create {
+        return Err(SourceFailure::NotReady {
+            what: "there is no table outboxd_checkpoint, and --no-create forbids making it".to_owned(),
+            remedy: ELSEWHERE.to_owned(),
+        });
+    }
+    session.execute(checkpoint::CREATE).await.map_err(|failure| match failure {
+        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady { what, remedy: ELSEWHERE.to_owned() },
+        other => other,
+    })
+}
+
+/// Where to go on: from the stored position, or from a newer one that this process confirmed after it was stored.
+fn known_position(
+    pipeline: &str,
+    stored: &Checkpoint,
+    server: &Server,
+    reach: &server::Reach,
+    memory: &Memory,
+) -> Result<BinlogPosition, SourceFailure> {
+    let position = judge::position(stored, server)?;
+    let mut remembered = memory.remembered();
+    match judge::standing(pipeline, stored, &position, server, reach) {
+        Standing::Fits => remembered.behind_since = None,
+        Standing::Lost(failure) => return Err(failure),
+        Standing::Behind { what } => {
+            let since = *remembered.behind_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < LAG_PATIENCE {
+                return Err(SourceFailure::transient(format!("{what}: waiting for it to catch up")));
+            }
+            return Err(SourceFailure::PositionLost {
+                what: format!(
+                    "the position of pipeline `{pipeline}` is lost: {what}, and did not get them in a minute"
+                ),
+                remedy: "connect to a server that has them, or decide that they are gone and go on with a new --name \
+                         and --start"
+                    .to_owned(),
+            });
+        }
+    }
+    Ok(match &remembered.confirmed {
+        Some(newer) if newer.covers(&position) => newer.clone(),
+        _ => position,
+    })
+}
+
+/// Where a log is entered for the first time.
+fn first_position(settings: &MySqlSettings, reach: &server::Reach) -> Result<BinlogPosition, SourceFailure> {
+    match &settings.start {
+        Start::Now => Ok(reach.end.clone()),
+        Start::Earliest => Ok(reach.first.clone()),
+        Start::At(wanted) => {
+            let same_kind = std::mem::discriminant(&wanted.gtids) == std::mem::discriminant(&reach.end.gtids);
+            match same_kind {
+                // A set without what was purged would ask for it.
+                true if wanted.covers(&reach.first) => Ok(wanted.clone()),
+                true => Err(SourceFailure::PositionLost {
+                    what: format!("--start {wanted} lies before the beginning of the log, {}", reach.first),
+                    remedy: "start at `earliest`, or at a position that the log still has".to_owned(),
+                }),
+                false => Err(SourceFailure::Misconfigured {
+                    what: format!("--start {wanted} is not a position of this server; it stands at {}", reach.end),
+                    remedy: "give a position of the same kind, or `now` or `earliest`".to_owned(),
+                }),
+            }
+        }
+    }
+}
+
+/// The address, with its secrets read anew.
+pub fn conninfo(settings: &MySqlSettings) -> Result<ConnInfo, SourceFailure> {
+    let url = settings.url.reveal().map_err(|error| SourceFailure::Misconfigured {
+        what: error.to_string(),
+        remedy: "make the file or variable that holds the source's address readable".to_owned(),
+    })?;
+    ConnInfo::parse(&url)
+}
+
+/// Waits until nobody else holds the pipeline.
+pub async fn stand_by(settings: &MySqlSettings, pipeline: &str) -> Result<(), SourceFailure> {
+    let info = conninfo(settings)?;
+    let mut session = Session::connect(&info).await?;
+    keeper::wait_for_lock(&mut session, checkpoint::database(&info)?, pipeline).await?;
+    session.close().await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod recorded;

@@ -6,6 +6,7 @@
 use super::server_error::classify_sql;
 use super::sql::SqlSession;
 use super::tables::literal;
+pub use crate::checkpoint::SnapshotState;
 use crate::position::Lsn;
 use crate::source::SourceFailure;
 
@@ -18,24 +19,6 @@ pub const CREATE_ELSEWHERE: &str = "run `outboxd init` once as a role that may c
 
 /// The row's format. A newer outboxd reads older ones; an older one refuses what it does not know.
 const FORMAT: i32 = 1;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SnapshotState {
-    None,
-    /// Begun and not known to be delivered: to be redone.
-    Pending,
-    Done,
-}
-
-impl SnapshotState {
-    fn as_str(self) -> &'static str {
-        match self {
-            SnapshotState::None => "none",
-            SnapshotState::Pending => "pending",
-            SnapshotState::Done => "done",
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
@@ -78,11 +61,7 @@ pub async fn load(session: &SqlSession, pipeline: &str) -> Result<Option<Checkpo
         });
     }
     let (system, timeline, position): (String, i32, String) = (row.get(1), row.get(2), row.get(4));
-    let snapshot = match row.get::<_, String>(5).as_str() {
-        "pending" => SnapshotState::Pending,
-        "done" => SnapshotState::Done,
-        _ => SnapshotState::None,
-    };
+    let snapshot = SnapshotState::parse(&row.get::<_, String>(5));
     let malformed = |what: &str| SourceFailure::NotReady {
         what: format!("the checkpoint of pipeline `{pipeline}` has a malformed {what}"),
         remedy: "correct the row in outboxd_checkpoint".to_owned(),

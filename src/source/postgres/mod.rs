@@ -74,7 +74,7 @@ pub struct Confirmer {
 
 impl Confirmer {
     pub fn confirm(&self, upto: &Position) {
-        let Position::Postgres(lsn) = upto;
+        let Position::Postgres(lsn) = upto else { return };
         self.memory.confirmed.fetch_max(lsn.0, Ordering::AcqRel);
         self.progress.confirm(*lsn);
     }

@@ -32,22 +32,6 @@ pub async fn preflight(
     report.into_findings()
 }
 
-/// Keeps a failure as a finding; what was asked for, if there was none.
-fn told<T>(report: &mut Report, check: &'static str, result: Result<T, SourceFailure>) -> Option<T> {
-    result.map_err(|failure| refused(report, check, failure)).ok()
-}
-
-fn refused(report: &mut Report, check: &'static str, failure: SourceFailure) {
-    match failure {
-        SourceFailure::NotReady { what, remedy }
-        | SourceFailure::Misconfigured { what, remedy }
-        | SourceFailure::PositionLost { what, remedy }
-        | SourceFailure::Undecodable { what, remedy } => report.fail(check, what, remedy),
-        SourceFailure::Transient { what } | SourceFailure::Held { what } | SourceFailure::Restart { what } => report
-            .fail(check, what, "make sure that the server runs and that host and port in SOURCE lead to it from here"),
-    }
-}
-
 async fn look(
     report: &mut Report,
     settings: &PostgresSettings,
@@ -55,33 +39,33 @@ async fn look(
     projection: &Projection,
     no_standby: bool,
 ) -> Option<()> {
-    let info = told(report, "connection", super::conninfo(settings))?;
-    let session = Arc::new(told(report, "connection", sql::connect(&info).await)?);
+    let info = report.told("connection", super::conninfo(settings))?;
+    let session = Arc::new(report.told("connection", sql::connect(&info).await)?);
     let info = info.pinned_to(session.host());
     let version = session.server_version();
     let (major, minor) = (version / 10_000, version % 10_000);
     report.ok("connection", format!("{} answers: PostgreSQL {major}.{minor}", session.description()));
     if let Some(failure) = judge::version(version) {
-        refused(report, "version", failure);
+        report.refused("version", failure);
         return None;
     }
-    let facts = told(report, "server", Facts::ask(&session).await)?;
+    let facts = report.told("server", Facts::ask(&session).await)?;
     let server = replication(report, &info, &session, &facts).await;
     server_settings(report, &facts);
 
-    let state = told(report, "slot", slot::state(&session, &settings.slot, version).await);
+    let state = report.told("slot", slot::state(&session, &settings.slot, version).await);
     if let Some(state) = &state {
         slot_findings(report, settings, state.as_ref(), &info, &facts, no_standby);
     }
     let stored = checkpoint_findings(report, settings, pipeline, &session, &facts).await;
     if let (Some(state), Some(stored), Some(server)) = (&state, &stored, &server) {
         match judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), server) {
-            Some(failure) => refused(report, "position", failure),
+            Some(failure) => report.refused("position", failure),
             None => position(report, stored.as_ref(), state.as_ref()),
         }
     }
 
-    let (tables, missing) = told(report, "table", Tables::find(&session, &settings.tables).await)?;
+    let (tables, missing) = report.told("table", Tables::find(&session, &settings.tables).await)?;
     let wrong = judge::tables(&missing, &tables, projection);
     if wrong.is_empty() {
         let named = tables.catalog.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", ");
@@ -89,17 +73,17 @@ async fn look(
         report.ok("table", what);
     }
     for failure in wrong {
-        refused(report, "table", failure);
+        report.refused("table", failure);
     }
     let publication = slot::publication(&session, &settings.publication, &tables.catalog).await;
-    let publication = told(report, "publication", publication)?;
+    let publication = report.told("publication", publication)?;
     let slot_exists = matches!(state, Some(Some(_)));
     let wrong = judge::publication(settings, publication.as_ref(), &tables.catalog, projection, slot_exists);
     if wrong.is_empty() {
         publication_findings(report, settings, publication.as_ref(), &tables, &session, &facts).await;
     }
     for failure in wrong {
-        refused(report, "publication", failure);
+        report.refused("publication", failure);
     }
     let snapshot = match stored.flatten() {
         Some(stored) => stored.snapshot == SnapshotState::Pending,
@@ -108,7 +92,7 @@ async fn look(
     if snapshot {
         for table in &tables.catalog {
             let readable = readable(&session, table, projection, &facts).await;
-            match told(report, "snapshot", readable) {
+            match report.told("snapshot", readable) {
                 Some(None) => report.ok("snapshot", format!("the rows of {} can be read", table.quoted())),
                 Some(Some((what, remedy))) => report.fail("snapshot", what, remedy),
                 None => {}
@@ -194,9 +178,9 @@ async fn replication(
             format!("all walsenders are in use: max_wal_senders is {most}"),
             format!("ALTER SYSTEM SET max_wal_senders = {}; then restart the server", most + 10),
         ),
-        Err(failure) => refused(report, "replication", failure),
+        Err(failure) => report.refused("replication", failure),
     }
-    told(report, "server", setup::identity(session).await)
+    report.told("server", setup::identity(session).await)
 }
 
 fn server_settings(report: &mut Report, facts: &Facts) {
@@ -208,7 +192,7 @@ fn server_settings(report: &mut Report, facts: &Facts) {
         );
     }
     match judge::wal_level(&facts.wal_level) {
-        Some(failure) => refused(report, "wal-level", failure),
+        Some(failure) => report.refused("wal-level", failure),
         None => report.ok("wal-level", "logical"),
     }
 }
@@ -238,7 +222,7 @@ fn slot_findings(
     let wrong = judge::slot(settings, state, info.dbname());
     let foreign = wrong.is_some();
     match (wrong, state) {
-        (Some(failure), _) => refused(report, "slot", failure),
+        (Some(failure), _) => report.refused("slot", failure),
         (None, None) => report.ok("slot", format!("slot `{name}` does not exist yet; a run creates it")),
         (None, Some(state)) => match state.active_pid {
             Some(pid) if no_standby => report.fail(
@@ -305,9 +289,9 @@ async fn checkpoint_findings(
     facts: &Facts,
 ) -> Option<Option<Checkpoint>> {
     const CHECK: &str = "checkpoint";
-    let exists = told(report, CHECK, checkpoint::table_exists(session).await)?;
+    let exists = report.told(CHECK, checkpoint::table_exists(session).await)?;
     if let Some(failure) = judge::checkpoint_table(exists, settings) {
-        refused(report, CHECK, failure);
+        report.refused(CHECK, failure);
         return Some(None);
     }
     let role = &facts.role;
@@ -339,7 +323,7 @@ async fn checkpoint_findings(
         .await
         .map(|row| row.get::<_, String>(0))
         .map_err(|error| session.classify(&error));
-    let lacking = told(report, CHECK, allowed)?;
+    let lacking = report.told(CHECK, allowed)?;
     if !lacking.is_empty() {
         report.fail(
             CHECK,
@@ -350,7 +334,7 @@ async fn checkpoint_findings(
             return None;
         }
     }
-    let stored = told(report, CHECK, checkpoint::load(session, pipeline).await)?;
+    let stored = report.told(CHECK, checkpoint::load(session, pipeline).await)?;
     if lacking.is_empty() {
         report.ok(CHECK, "outboxd_checkpoint can be read and written");
     }
@@ -405,7 +389,7 @@ async fn publication_findings(
             .await
             .map(|row| row.get::<_, bool>(0))
             .map_err(|error| session.classify(&error));
-        let Some(owns) = told(report, CHECK, owns) else { return };
+        let Some(owns) = report.told(CHECK, owns) else { return };
         if !owns && !facts.superuser {
             lacking.push(format!("does not own {}", table.quoted()));
         }

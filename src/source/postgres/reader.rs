@@ -424,7 +424,7 @@ impl Reader {
                     chunk.push_event(self.tables.count() + index as u32);
                     if let Err(why) = messages::bind(message.content, &self.projection, chunk) {
                         let why = format!("logical message `{}`: {why}", message.prefix);
-                        chunk.mark_defective(why, span_of(message.content, buffer));
+                        chunk.mark_defective(why, Field::span(message.content, buffer));
                     }
                 }
             }
@@ -514,15 +514,9 @@ fn set_field(column: &Column, value: Value<'_>, buffer: &[u8], chunk: &mut Chunk
         (true, _) if column.want == Want::Time => chunk.set_field(column.slot, Field::Null),
         (true, _) => return Err("its value has a form that the server does not send"),
         (false, Some(bytes)) => {
-            chunk.set_field(column.slot, span_of(bytes, buffer));
+            chunk.set_field(column.slot, Field::span(bytes, buffer));
         }
         (false, None) => {}
     }
     Ok(())
-}
-
-/// Where in the buffer these bytes of it lie.
-fn span_of(bytes: &[u8], buffer: &[u8]) -> Field {
-    let start = bytes.as_ptr() as usize - buffer.as_ptr() as usize;
-    Field::Raw { start: start as u32, len: bytes.len() as u32 }
 }

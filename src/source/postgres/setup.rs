@@ -15,7 +15,7 @@ use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
 use crate::config::{PostgresSettings, RouteSettings, Snapshot};
 use crate::event::Projection;
-use crate::source::SourceFailure;
+use crate::source::{SourceFailure, schema};
 
 const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
@@ -210,8 +210,8 @@ fn create_schema(schema: &str) -> Step {
 }
 
 fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: u32) -> Step {
-    let schema = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
-    let sql = fill(schema, |name| match name {
+    let template = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
+    let sql = schema::fill(template, |name| match name {
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),
         "id_default" if version >= 180_000 => Some("uuidv7()".to_owned()),
@@ -247,22 +247,6 @@ fn store_row(wanted: &Wanted<'_>) -> Step {
     Step::alone(format!("starting position of pipeline {}", wanted.pipeline), sql)
 }
 
-/// The template without its comments, with each `/*name*/ … /**/` replaced; what has no replacement stays as written.
-fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> String {
-    let statement = template.lines().filter(|line| !line.trim_start().starts_with("--"));
-    let mut rest = &*statement.collect::<Vec<_>>().join("\n");
-    let mut filled = String::new();
-    while let Some((before, after)) = rest.split_once("/*") {
-        filled.push_str(before);
-        let (name, after) = after.split_once("*/").unwrap_or((after, ""));
-        let (written, after) = after.split_once("/**/").unwrap_or((after, ""));
-        filled.push_str(&value(name).unwrap_or_else(|| written.trim().to_owned()));
-        rest = after;
-    }
-    filled.push_str(rest);
-    filled
-}
-
 /// Makes the publication at a first start.
 pub(super) async fn make_publication(
     session: &SqlSession,
@@ -293,17 +277,4 @@ pub(super) async fn identity(session: &SqlSession) -> Result<SystemIdentity, Sou
         timeline: row.get::<_, i32>(1).cast_unsigned(),
         wal_position: row.get::<_, String>(2).parse().unwrap_or_default(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_template_says_what_is_between_its_marks_unless_told_otherwise() {
-        let template = "-- about\nCREATE TABLE /*table*/ outbox /**/ (/*id*/ id /**/ uuid)";
-        assert_eq!(fill(template, |_| None), "CREATE TABLE outbox (id uuid)");
-        let named = |name: &str| (name == "table").then(|| "\"x\"".to_owned());
-        assert_eq!(fill(template, named), "CREATE TABLE \"x\" (id uuid)");
-    }
 }

@@ -1,0 +1,16 @@
+-- A user that may relay and nothing else. Run it after `outboxd init`, with the names and the password changed to yours;
+-- `shop` is the database of the outbox.
+CREATE USER 'outboxd'@'%' IDENTIFIED BY 'change me';
+
+-- To read the log. It is the log of the whole server; there is no finer right.
+GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'outboxd'@'%';
+-- Only on MariaDB 10.5.2 and later, where it stands for a part of REPLICATION CLIENT:
+-- GRANT BINLOG MONITOR ON *.* TO 'outboxd'@'%';
+
+-- Where it stands. No DELETE: giving a position up is a person's decision.
+GRANT SELECT, INSERT, UPDATE ON shop.outboxd_checkpoint TO 'outboxd'@'%';
+
+-- To look up the table's columns, and for --snapshot existing.
+GRANT SELECT ON shop.outbox TO 'outboxd'@'%';
+-- Only for --snapshot existing on a server without GTIDs:
+-- GRANT LOCK TABLES ON shop.* TO 'outboxd'@'%';

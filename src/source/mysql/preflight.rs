@@ -1,0 +1,207 @@
+//! `check` on the side of MySQL or MariaDB: everything that stands in the way of a run, and what would hurt it later.
+//! Nothing is created or changed. What a run itself would refuse is judged by the same functions ([`judge`]).
+
+use super::checkpoint::{self, Place};
+use super::judge::{self, Standing};
+use super::server::{Reach, Server};
+use super::session::{Session, literal};
+use super::tables::{self, CatalogTable};
+use crate::config::{KafkaSettings, MySqlSettings, Snapshot};
+use crate::event::Projection;
+use crate::preflight::{Finding, Report};
+
+/// A log that is kept for less than this is lost over a long weekend.
+const SHORT_RETENTION: u64 = 3 * 86_400;
+
+/// Looks at everything that a run needs of the server.
+pub async fn preflight(
+    settings: &MySqlSettings,
+    pipeline: &str,
+    projection: &Projection,
+    kafka: &KafkaSettings,
+) -> Vec<Finding> {
+    let mut report = Report::default();
+    // What ends the look early has been reported.
+    let _ = look(&mut report, settings, pipeline, projection, kafka).await;
+    report.into_findings()
+}
+
+async fn look(
+    report: &mut Report,
+    settings: &MySqlSettings,
+    pipeline: &str,
+    projection: &Projection,
+    kafka: &KafkaSettings,
+) -> Option<()> {
+    let info = report.told("connection", super::conninfo(settings))?;
+    let database = report.told("connection", checkpoint::database(&info))?.to_owned();
+    let mut session = report.told("connection", Session::connect(&info).await)?;
+    let (flavor, version) = (session.flavor, session.server_version().to_owned());
+    report.ok("connection", format!("{} answers: {flavor} {version}", session.describe()));
+    let server = report.told("server", Server::ask(&mut session).await)?;
+    server_settings(report, &server, settings);
+    privileges(report, &mut session).await?;
+
+    let reach = report.told("log", server.reach(&mut session).await);
+    if let Some(reach) = &reach {
+        let bytes: u64 = reach.files.iter().map(|(_, size)| size).sum();
+        report.ok("log", format!("{} files, {} MiB, up to {}", reach.files.len(), bytes >> 20, reach.end.file));
+    }
+    let (catalog, missing) = report.told("table", tables::find(&mut session, &database, &settings.tables).await)?;
+    let mut wrong = judge::missing_tables(&missing, &database);
+    wrong.extend(tables::missing_columns(&catalog, projection));
+    if wrong.is_empty() {
+        report.ok("table", catalog.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", "));
+    }
+    for failure in wrong {
+        report.refused("table", failure);
+    }
+    if settings.snapshot == Snapshot::Existing {
+        for table in &catalog {
+            let readable = session.query(&format!("SELECT 1 FROM {} LIMIT 1", table.quoted())).await;
+            report.told("snapshot", readable)?;
+        }
+    }
+    position(report, &mut session, &server, reach.as_ref(), settings, pipeline, kafka, &database).await;
+    session.close().await;
+    Some(())
+}
+
+fn server_settings(report: &mut Report, server: &Server, settings: &MySqlSettings) {
+    let wrong = judge::settings(server);
+    if wrong.is_empty() {
+        report.ok("binlog", format!("log_bin is ON, server_id is {}", server.server_id));
+    }
+    for failure in wrong {
+        report.refused("binlog", failure);
+    }
+    match server.row_metadata.as_str() {
+        "FULL" => report.ok("metadata", "binlog_row_metadata is FULL: rows come with the names of their columns"),
+        "" => report.warn(
+            "metadata",
+            "the server cannot log the names of columns",
+            "upgrade to MySQL 8.0 or MariaDB 10.5",
+        ),
+        other => report.warn(
+            "metadata",
+            format!(
+                "binlog_row_metadata is {other}: names of columns come from the catalog, and a change of the table \
+                     while rows wait to be read halts"
+            ),
+            "SET GLOBAL binlog_row_metadata = FULL, and put it into my.cnf",
+        ),
+    }
+    if server.row_image != "FULL" {
+        report.warn(
+            "row-image",
+            format!("binlog_row_image is {}: a column that takes its default is not in the log", server.row_image),
+            "SET GLOBAL binlog_row_image = FULL, and put it into my.cnf",
+        );
+    }
+    match server.has_gtids() {
+        true => report.ok("gtid", "GTIDs are on: the position holds on every server of the group"),
+        false => report.warn(
+            "gtid",
+            format!(
+                "gtid_mode is {}: the position is a file and an offset, which hold for this server alone",
+                server.gtid_mode
+            ),
+            "turn GTIDs on: gtid_mode = ON, enforce_gtid_consistency = ON",
+        ),
+    }
+    match server.expires {
+        0 => report.ok("retention", "log files are kept until they are purged by hand"),
+        seconds if seconds < SHORT_RETENTION => report.warn(
+            "retention",
+            format!("log files are deleted after {} h, also if outboxd has not read them", seconds / 3600),
+            "SET GLOBAL binlog_expire_logs_seconds = 604800 (a week), and put it into my.cnf",
+        ),
+        seconds => report.ok("retention", format!("log files are kept for {} h", seconds / 3600)),
+    }
+    if server.read_only && settings.checkpoint == crate::config::CheckpointPlace::Source {
+        report.fail(
+            "read-only",
+            "the server is read-only, so the checkpoint cannot be stored there",
+            "connect to the primary, or use --checkpoint kafka or file:PATH",
+        );
+    }
+    if let Some(id) = settings.server_id.filter(|id| u64::from(*id) == server.server_id) {
+        report.fail("server-id", format!("--server-id {id} is the server's own"), "choose another, or leave it out");
+    }
+}
+
+async fn privileges(report: &mut Report, session: &mut Session) -> Option<()> {
+    let grants = report.told("privileges", session.query("SHOW GRANTS").await)?;
+    let grants: Vec<String> = grants.iter().map(|row| row.string(0).to_ascii_uppercase()).collect();
+    let global = |names: &[&str]| {
+        grants.iter().any(|grant| {
+            grant.contains(" ON *.* ")
+                && (grant.contains("ALL PRIVILEGES") || names.iter().any(|name| grant.contains(name)))
+        })
+    };
+    // Rights that come through a role are not all shown here; the server has the last word when the log is opened.
+    let through_role = grants.iter().any(|grant| !grant.contains(" ON "));
+    let mut lacking = Vec::new();
+    if !global(&["REPLICATION SLAVE", "REPLICATION REPLICA"]) {
+        lacking.push("REPLICATION SLAVE");
+    }
+    if !global(&["REPLICATION CLIENT", "BINLOG MONITOR", "SUPER"]) {
+        lacking.push("REPLICATION CLIENT");
+    }
+    match lacking.is_empty() {
+        true => report.ok("privileges", "the user may read the log"),
+        false if through_role => report.warn(
+            "privileges",
+            format!("{} is not among the user's own grants; it may come through a role", lacking.join(" and ")),
+            "see sql/mysql/grants.sql",
+        ),
+        false => report.fail(
+            "privileges",
+            format!("the user lacks {}", lacking.join(" and ")),
+            format!(
+                "GRANT {} ON *.* TO CURRENT_USER (as an administrator; see sql/mysql/grants.sql)",
+                lacking.join(", ")
+            ),
+        ),
+    }
+    Some(())
+}
+
+#[allow(clippy::too_many_arguments)]
+async fn position(
+    report: &mut Report,
+    session: &mut Session,
+    server: &Server,
+    reach: Option<&Reach>,
+    settings: &MySqlSettings,
+    pipeline: &str,
+    kafka: &KafkaSettings,
+    database: &str,
+) -> Option<()> {
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    if place.is_table() && !report.told("checkpoint", checkpoint::table_exists(session, database).await)? {
+        match settings.no_create {
+            true => report.fail("checkpoint", "there is no table outboxd_checkpoint", "outboxd init"),
+            false => report.ok("checkpoint", "the table outboxd_checkpoint will be made by the first run"),
+        }
+        return None;
+    }
+    let stored = report.told("checkpoint", place.load(session, pipeline).await)?;
+    let Some(stored) = stored else {
+        report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
+        return None;
+    };
+    let at = report.told("position", judge::position(&stored, server))?;
+    match judge::standing(pipeline, &stored, &at, server, reach?) {
+        Standing::Fits => report.ok("position", format!("{at}")),
+        Standing::Behind { what } => report.warn("position", what, "wait until the replica has caught up"),
+        Standing::Lost(failure) => report.refused("position", failure),
+    }
+    let asked = format!("SELECT IS_USED_LOCK({})", literal(&super::keeper::lock_name(database, pipeline)));
+    if let Ok(row) = session.query_one(&asked).await
+        && let Some(holder) = row.text(0)
+    {
+        report.ok("leader", format!("an instance runs this pipeline now (connection {holder}); another one stands by"));
+    }
+    Some(())
+}

@@ -1,0 +1,156 @@
+//! What a pipeline stands on (table, checkpoint, starting position) and the statements that make it. `init` executes
+//! exactly what its `--dry-run` prints.
+
+use super::checkpoint::{self, Place};
+use super::judge;
+use super::server::Server;
+use super::session::{Session, quote};
+use super::tables::{self, missing_columns};
+use super::{first_position, refuse};
+use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
+use crate::config::{KafkaSettings, MySqlSettings, RouteSettings, Snapshot, TableName};
+use crate::event::Projection;
+use crate::source::{SourceFailure, schema};
+
+const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
+const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
+
+/// What is to be there.
+pub struct Wanted<'a> {
+    pub settings: &'a MySqlSettings,
+    pub kafka: &'a KafkaSettings,
+    pub pipeline: &'a str,
+    pub route: &'a RouteSettings,
+    pub projection: &'a Projection,
+    /// The type of the payload column.
+    pub payload: &'a str,
+}
+
+/// What is there already, and the statements that make what is not.
+#[derive(Default)]
+struct Plan {
+    present: Vec<String>,
+    steps: Vec<(String, String)>,
+    /// The starting position, where it is kept elsewhere.
+    position: Option<Checkpoint>,
+}
+
+impl Plan {
+    fn add(&mut self, present: bool, thing: String, sql: String) {
+        match present {
+            true => self.present.push(thing),
+            false => self.steps.push((thing, sql)),
+        }
+    }
+}
+
+/// Makes what is missing, saying one line for each thing. A second time there is nothing to do.
+pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
+    let info = super::conninfo(wanted.settings)?;
+    let database = checkpoint::database(&info)?.to_owned();
+    let mut session = Session::connect(&info).await?;
+    let plan = plan(&mut session, wanted, &database).await?;
+    for thing in &plan.present {
+        say(&format!("exists already: {thing}"));
+    }
+    for (thing, sql) in &plan.steps {
+        session.execute(sql).await?;
+        say(&format!("created {thing}"));
+    }
+    let (catalog, _) = tables::find(&mut session, &database, &wanted.settings.tables).await?;
+    refuse(missing_columns(&catalog, wanted.projection))?;
+    if let Some(position) = &plan.position {
+        Place::open(&wanted.settings.checkpoint, wanted.kafka)?.save(&mut session, position).await?;
+        say(&format!("created starting position of pipeline {}: {}", wanted.pipeline, position.position));
+    }
+    if plan.steps.is_empty() && plan.position.is_none() {
+        say("nothing to do: everything is in place");
+    }
+    session.close().await;
+    Ok(())
+}
+
+/// The statements that [`init`] would execute, for the `mysql` client.
+pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
+    let info = super::conninfo(wanted.settings)?;
+    let database = checkpoint::database(&info)?.to_owned();
+    let mut session = Session::connect(&info).await?;
+    let plan = plan(&mut session, wanted, &database).await?;
+    session.close().await;
+    let mut script = String::new();
+    for thing in &plan.present {
+        script.push_str(&format!("-- exists already: {thing}\n"));
+    }
+    for (thing, sql) in &plan.steps {
+        script.push_str(&format!("\n-- {thing}\n{};\n", sql.trim_end().trim_end_matches(';')));
+    }
+    if let Some(position) = &plan.position {
+        script.push_str(&format!("-- starting position, outside of the source: {}\n", position.position));
+    }
+    if plan.steps.is_empty() && plan.position.is_none() {
+        script.push_str("-- nothing to do: everything is in place\n");
+    }
+    Ok(script)
+}
+
+async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Result<Plan, SourceFailure> {
+    let settings = wanted.settings;
+    let server = Server::ask(session).await?;
+    refuse(judge::settings(&server))?;
+    let (catalog, missing) = tables::find(session, database, &settings.tables).await?;
+    refuse(missing_columns(&catalog, wanted.projection))?;
+    let mut plan = Plan::default();
+    for table in &settings.tables {
+        plan.add(!missing.contains(table), format!("table {table}"), create_table(wanted, table));
+    }
+    let place = Place::open(&settings.checkpoint, wanted.kafka)?;
+    let has_table = checkpoint::table_exists(session, database).await?;
+    if place.is_table() {
+        plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
+    }
+    let stored = match place.is_table() && !has_table {
+        true => None,
+        false => place.load(session, wanted.pipeline).await?,
+    };
+    if let Some(stored) = stored {
+        plan.present.push(format!("position of pipeline {}: {}", wanted.pipeline, stored.position));
+        return Ok(plan);
+    }
+    let reach = server.reach(session).await?;
+    let start = first_position(settings, &reach)?;
+    let position = Checkpoint {
+        format: FORMAT,
+        pipeline: wanted.pipeline.to_owned(),
+        source: server.flavor.name().to_owned(),
+        server: server.identity,
+        position: start.to_string(),
+        file: start.file.to_string(),
+        snapshot: match settings.snapshot {
+            // The first run reads the table; what is committed until then it delivers twice rather than not at all.
+            Snapshot::Existing => SnapshotState::Pending,
+            Snapshot::None => SnapshotState::None,
+        },
+    };
+    match place.is_table() {
+        true => plan
+            .steps
+            .push((format!("starting position of pipeline {}", wanted.pipeline), checkpoint::first_row(&position))),
+        false => plan.position = Some(position),
+    }
+    Ok(plan)
+}
+
+fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
+    let template = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
+    schema::fill(template, |name| match name {
+        "table" => Some(match &table.schema {
+            Some(schema) => format!("{}.{}", quote(schema), quote(&table.name)),
+            None => quote(&table.name),
+        }),
+        "payload_type" => Some(wanted.payload.to_owned()),
+        role => {
+            let chosen = wanted.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
+            chosen.filter(|(_, column)| !column.starts_with('/')).map(|(_, column)| quote(column))
+        }
+    })
+}
