@@ -27,6 +27,7 @@ mod promises {
     mod process;
     mod schema_change;
     mod secrets;
+    mod silent_network;
     mod snapshot;
     mod standby_takes_over;
     mod watermark_never_passes_unacknowledged;

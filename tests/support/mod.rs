@@ -9,6 +9,7 @@ mod database;
 mod delivery;
 mod kafka;
 mod postgres;
+mod proxy;
 mod relay;
 mod topic;
 
@@ -17,6 +18,7 @@ pub use database::{Database, Server, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
 pub use kafka::PrivateKafka;
 pub use postgres::{PrivatePostgres, StopMode};
+pub use proxy::Proxy;
 pub use relay::Relay;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
 

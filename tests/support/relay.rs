@@ -23,8 +23,12 @@ pub struct Relay {
 impl Relay {
     /// Relays the database's outbox to the topic.
     pub fn start(database: &Database, topic: &Topic, flags: &[&str]) -> Self {
-        let url = database.url();
-        let mut arguments = vec!["run", &url, "--brokers", &topic.brokers, "--topic", &topic.name];
+        Self::start_at(&database.url(), topic, flags)
+    }
+
+    /// Relays the outbox of the database that is found at this address.
+    pub fn start_at(url: &str, topic: &Topic, flags: &[&str]) -> Self {
+        let mut arguments = vec!["run", url, "--brokers", &topic.brokers, "--topic", &topic.name];
         arguments.extend(flags);
         Self::spawn(&arguments)
     }
