@@ -1,6 +1,11 @@
 //! When the log no longer has what was not delivered, that is told; nothing is skipped in silence.
 
-use crate::support::{Database, PATIENCE, PrivatePostgres, Relay, Server, Topic, Writer, eventually};
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    Database, PATIENCE, PrivatePostgres, Record, Relay, Server, StopMode, Topic, Writer, eventually, parse_lsn,
+    show_lsn,
+};
 
 /// A database of which one event was delivered and one was not, and no relay.
 async fn with_an_undelivered_event(database: &Database) -> Topic {
@@ -68,4 +73,80 @@ async fn checkpoint_of_another_server_is_a_lost_position() {
     let confirmed = database.confirmed().await;
     position_is_lost(&database, &topic, &["another server", "1234567890"]).await;
     assert_eq!(database.confirmed().await, confirmed, "the slot stays where it is");
+}
+
+/// The server is replaced, under a running relay, by a copy of it from before the last confirmation. What the copy commits
+/// lies before the confirmed position: whoever went on from there would skip it.
+async fn server_goes_back(new_timeline: bool, words: &[&str]) {
+    let mut server = PrivatePostgres::start(&[]).await;
+    let mut database = Database::with_outbox_at(&server.url()).await;
+    let topic = Topic::create(1).await;
+    let mut relay = Relay::streaming(&database, &topic, &[]).await;
+    Writer::connect(&database).await.commit(&["both"]).await;
+    topic.reader().take(1).await;
+    server.stop(StopMode::Fast).await;
+    server.keep_copy();
+    server.resume().await;
+    database.reconnect().await;
+    // Further than a start writes by itself.
+    database.execute("SELECT pg_switch_wal()").await;
+    Writer::connect(&database).await.commit(&["original"]).await;
+    topic.reader().take(2).await;
+    database.until_confirmed(database.wal_position().await, PATIENCE).await;
+    let confirmed = database.confirmed().await.expect("there is a slot");
+
+    // It must not look before the copy has written.
+    relay.signal(Signal::SIGSTOP);
+    server.stop(StopMode::Immediate).await;
+    server.go_back(new_timeline);
+    server.resume().await;
+    database.reconnect().await;
+    eventually(PATIENCE, "the copy can be written to", async || {
+        (database.text("SELECT pg_is_in_recovery()").await.as_deref() == Some("f")).then_some(())
+    })
+    .await;
+    Writer::connect(&database).await.commit(&["copy"]).await;
+    assert!(database.wal_position().await < confirmed, "the copy is behind");
+    if new_timeline {
+        // The end of the log alone says nothing any more.
+        database.execute("SELECT pg_switch_wal()").await;
+        Writer::connect(&database).await.commit(&["copy"]).await;
+        database.execute("SELECT pg_switch_wal()").await;
+        Writer::connect(&database).await.commit(&["copy"]).await;
+        assert!(database.wal_position().await > confirmed, "the copy is ahead");
+    }
+    let slot = database.confirmed().await.expect("the copy has the slot");
+    assert!(slot < confirmed);
+    relay.signal(Signal::SIGCONT);
+    relay.exits_with(4).await;
+    let log = relay.log();
+    let places = ["is lost", "nothing was skipped or confirmed", "the gap: commits after", &show_lsn(slot)];
+    for words in places.iter().chain(words) {
+        assert!(log.contains(words), "the report says `{words}`: {log}");
+    }
+    let told = log.split_once(" was confirmed").and_then(|(before, _)| before.rsplit_once(' ')).map(|(_, lsn)| lsn);
+    assert!(told.map(parse_lsn) >= Some(confirmed), "the report says what was confirmed: {log}");
+    assert_eq!(database.confirmed().await, Some(slot), "the slot stays where it is");
+    let keys = |records: &[Record]| {
+        records.iter().map(|record| record.key.clone().expect("every event has a key")).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&topic.reader().rest().await), ["both", "original"], "nothing is delivered");
+
+    // Whoever accepts the server goes on from its slot, and has all that it committed.
+    let committed = database.number("SELECT count(*) FROM outbox WHERE partition_key = 'copy'").await;
+    let topic = Topic::create(1).await;
+    let relay = Relay::streaming(&database, &topic, &[]).await;
+    let delivered = |records: &[Record]| keys(records).iter().filter(|key| *key == "copy").count() as i64 == committed;
+    topic.reader().until(PATIENCE, "what the copy committed arrives", delivered).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn older_copy_of_the_server_is_a_lost_position() {
+    server_goes_back(false, &["log ends at", "older copy"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn timeline_that_lacks_what_was_confirmed_is_a_lost_position() {
+    server_goes_back(true, &["timeline 2 of the server left timeline 1 at"]).await;
 }

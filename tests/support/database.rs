@@ -195,7 +195,7 @@ fn in_database(server_url: &str, name: &str) -> String {
     format!("{server}/{name}")
 }
 
-fn parse_lsn(text: &str) -> u64 {
+pub fn parse_lsn(text: &str) -> u64 {
     let (high, low) = text.split_once('/').unwrap_or_else(|| panic!("{text} is not a position"));
     let part = |hex: &str| u64::from_str_radix(hex, 16).unwrap_or_else(|_| panic!("{text} is not a position"));
     part(high) << 32 | part(low)

@@ -14,7 +14,7 @@ mod relay;
 mod topic;
 
 pub use command::{Checked, Found, check, outboxd};
-pub use database::{Database, Server, show_lsn};
+pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
 pub use kafka::PrivateKafka;
 pub use postgres::{PrivatePostgres, StopMode};

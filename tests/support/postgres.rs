@@ -103,6 +103,37 @@ impl PrivatePostgres {
         .await;
     }
 
+    /// Keeps a copy of the stopped server's data, for [`Self::go_back`].
+    pub fn keep_copy(&self) {
+        self.copy(&self.data(), &self.earlier());
+    }
+
+    /// Puts the kept copy in the place of the stopped server's data. On a new timeline when it is recovered from, as a
+    /// backup is; else it goes on as if nothing had been written since.
+    pub fn go_back(&self, new_timeline: bool) {
+        std::fs::remove_dir_all(self.data()).expect("the data can be removed");
+        self.copy(&self.earlier(), &self.data());
+        if new_timeline {
+            let setting = "\nrestore_command = 'false'\n";
+            let configuration = self.data().join("postgresql.conf");
+            let mut file = File::options().append(true).open(configuration).expect("a configuration");
+            file.write_all(setting.as_bytes()).expect("the configuration can be written");
+            let signal = self.data().join("recovery.signal");
+            File::create(&signal).expect("the signal can be given");
+            give(&signal);
+        }
+    }
+
+    fn earlier(&self) -> PathBuf {
+        self.folder.path().join("earlier")
+    }
+
+    fn copy(&self, from: &Path, to: &Path) {
+        assert!(self.child.is_none(), "only a stopped server's data are of one piece");
+        let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
+        assert!(copied.success(), "cp -a {} {}", from.display(), to.display());
+    }
+
     /// `pg_ctl stop`, which gives up after a minute.
     pub async fn stop(&mut self, mode: StopMode) {
         let mode = match mode {

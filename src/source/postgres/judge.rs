@@ -8,6 +8,7 @@ use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
 use crate::config::{PostgresSettings, TableName};
 use crate::event::{Projection, Want};
+use crate::position::Lsn;
 use crate::source::SourceFailure;
 
 /// pgoutput sends binary rows and logical messages from this version on.
@@ -112,6 +113,59 @@ pub fn lost(
     why.map(|why| SourceFailure::PositionLost {
         what: slot::gap_report(pipeline, &why, stored, state, server),
         remedy: lost_remedy(pipeline, state.map(|_| settings.slot.as_str())),
+    })
+}
+
+/// What this process confirmed, and to which server.
+#[derive(Clone, Copy, Debug)]
+pub struct Past {
+    pub confirmed: Lsn,
+    pub server: SystemIdentity,
+    /// Where the history of the server that answers now left the timeline of that one.
+    pub left_at: Option<Lsn>,
+}
+
+/// A server that lacks what was confirmed: another one, a backup that was restored, a standby that was promoted before
+/// it had everything. Going on from the confirmed position would skip whatever it commits before it gets there.
+pub fn rewound(
+    pipeline: &str,
+    past: &Past,
+    stored: Option<&Checkpoint>,
+    state: Option<&SlotState>,
+    server: &SystemIdentity,
+    in_recovery: bool,
+) -> Option<SourceFailure> {
+    let Past { confirmed, server: known, left_at } = past;
+    let (was, is) = (known.timeline, server.timeline);
+    let why = if known.system_identifier != server.system_identifier {
+        let (was, is) = (known.system_identifier, server.system_identifier);
+        format!("this is another server: its system identifier is {is}, and {confirmed} was confirmed to {was}")
+    } else if was != is {
+        match left_at {
+            Some(left_at) if left_at >= confirmed => return None,
+            Some(left_at) => format!(
+                "timeline {is} of the server left timeline {was} at {left_at}, and {confirmed} was confirmed on that one"
+            ),
+            None => format!(
+                "{confirmed} was confirmed on timeline {was}, of which the server's timeline {is} does not come"
+            ),
+        }
+    } else if server.wal_position < *confirmed && !in_recovery {
+        let end = server.wal_position;
+        format!("the server's log ends at {end}, and {confirmed} was confirmed: it is an older copy of what it was")
+    } else {
+        return None;
+    };
+    let on = match state {
+        Some(_) => "from its slot's own position: nothing that this server committed is skipped then",
+        None => "with --snapshot existing to deliver what is in its table",
+    };
+    Some(SourceFailure::PositionLost {
+        what: slot::gap_report(pipeline, &why, stored, state, server),
+        remedy: format!(
+            "events up to {confirmed} were delivered that this server may not know: compare it with what consumers have; \
+             if it is the right server, start again to go on {on}"
+        ),
     })
 }
 
@@ -224,5 +278,28 @@ mod tests {
     fn servers_before_14_are_refused() {
         assert!(version(130_012).is_some_and(|failure| failure.to_string().contains("PostgreSQL 13")));
         assert!(version(140_000).is_none());
+    }
+
+    #[test]
+    fn a_server_without_what_was_confirmed_is_told_from_one_that_has_it() {
+        let known = SystemIdentity { system_identifier: 7, timeline: 2, wal_position: Lsn(100) };
+        let judged = |left_at: Option<u64>, server: SystemIdentity, in_recovery: bool| {
+            let past = Past { confirmed: Lsn(0x90), server: known, left_at: left_at.map(Lsn) };
+            rewound("p", &past, None, None, &server, in_recovery).map(|failure| failure.to_string())
+        };
+        let at = |timeline: u32, position: u64| SystemIdentity { timeline, wal_position: Lsn(position), ..known };
+        assert_eq!(judged(None, at(2, 0x90), false), None, "the same server");
+        assert_eq!(judged(Some(0x90), at(3, 0x91), false), None, "promoted with everything");
+        assert_eq!(judged(None, at(2, 0x50), true), None, "a standby that replays what it had");
+        for (left_at, server, words) in [
+            (None, SystemIdentity { system_identifier: 8, ..known }, "another server"),
+            (None, at(2, 0x8f), "log ends at 0/8F, and 0/90 was confirmed"),
+            (Some(0x8f), at(3, 0x1000), "timeline 3 of the server left timeline 2 at 0/8F"),
+            (None, at(3, 0x1000), "does not come"),
+            (None, at(1, 0x1000), "does not come"),
+        ] {
+            let told = judged(left_at, server, false);
+            assert!(told.as_ref().is_some_and(|told| told.contains(words)), "{words}: {told:?}");
+        }
     }
 }

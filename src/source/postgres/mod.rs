@@ -31,8 +31,8 @@ pub mod walsender;
 
 pub use reader::Reader;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -46,23 +46,31 @@ use crate::source::{self, Opened, SourceFailure, SourceStats};
 use checkpoint::{Checkpoint, SnapshotState};
 use conninfo::ConnInfo;
 use feedback::Progress;
-use judge::refuse;
+use judge::{Past, refuse};
 use keeper::Keeper;
 use slot::SlotState;
 use snapshot::SnapshotReader;
 use sql::SqlSession;
 use tables::{Tables, quote};
-use walsender::WalsenderConnection;
+use walsender::{SystemIdentity, WalsenderConnection};
 
 /// What outlives a connection.
 #[derive(Default)]
 pub struct Memory {
     /// The highest position ever confirmed by this process.
     confirmed: AtomicU64,
+    /// The server that it was confirmed to.
+    server: Mutex<Option<SystemIdentity>>,
     /// A wanted column has a type whose binary form is not known.
     text_only: AtomicBool,
     /// What was committed when the process started ends here.
     caught_up_at: AtomicU64,
+}
+
+impl Memory {
+    fn server(&self) -> MutexGuard<'_, Option<SystemIdentity>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 pub struct Confirmer {
@@ -127,6 +135,16 @@ pub async fn open(
     let stored = checkpoint::load(&session, pipeline).await?;
     let state = slot::state(&session, &settings.slot, version).await?;
     refuse(judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    let known = *memory.server();
+    if let Some(known) = known {
+        let past = Past {
+            confirmed: Lsn(memory.confirmed.load(Ordering::Acquire)),
+            server: known,
+            left_at: connection.left_timeline(known.timeline, server.timeline).await?,
+        };
+        let in_recovery = connection.parameter("in_hot_standby") == Some("on");
+        refuse(judge::rewound(pipeline, &past, stored.as_ref(), state.as_ref(), &server, in_recovery))?;
+    }
     refuse(judge::slot(settings, state.as_ref(), info.dbname()))?;
     let publication = slot::publication(&session, &settings.publication, &tables.catalog).await?;
     let slot_exists = state.is_some();
@@ -181,6 +199,7 @@ pub async fn open(
         },
         other => other,
     })?;
+    *memory.server() = Some(server);
     let address = info.describe();
     tracing::info!(source = address, slot = settings.slot, from = %start, binary, "reading the log");
 

@@ -118,6 +118,17 @@ impl WalsenderConnection {
         })
     }
 
+    /// Where the history of the timeline `timeline` left its ancestor `ancestor`; none when it is not an ancestor.
+    pub async fn left_timeline(&mut self, ancestor: u32, timeline: u32) -> Result<Option<Lsn>, SourceFailure> {
+        // The first timeline has no ancestor, and no history to ask for.
+        if ancestor >= timeline {
+            return Ok(None);
+        }
+        let rows = self.simple_query(&format!("TIMELINE_HISTORY {timeline}")).await?;
+        let history = rows.first().and_then(|row| row.get(1)).and_then(Option::as_deref);
+        Ok(history.and_then(|history| switch_point(history, ancestor)))
+    }
+
     /// Runs SQL or a replication command; the rows of the last result set, as text.
     pub async fn simple_query(&mut self, sql: &str) -> Result<Vec<Vec<Option<String>>>, SourceFailure> {
         self.wire.simple_query(sql).await.map_err(|error| error.classify(&self.description))
@@ -152,6 +163,16 @@ impl WalsenderConnection {
         let (reader, writer) = transport.into_split();
         Ok(CopyBoth { reader, writer, buffered: input, description: self.description })
     }
+}
+
+/// A history file has a line for each ancestor: its number, where it was left, and why, with tabs between.
+fn switch_point(history: &str, ancestor: u32) -> Option<Lsn> {
+    history.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let timeline: u32 = words.next()?.parse().ok()?;
+        let left_at = words.next()?.parse().ok()?;
+        (timeline == ancestor).then_some(left_at)
+    })
 }
 
 /// `18.1 (Debian 18.1-1)`, `15beta2`, `9.6.24` → 180001, 150000, 90624.
@@ -436,5 +457,14 @@ mod tests {
         for text in ["", "devel", "99999999"] {
             assert_eq!(parse_server_version(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_history_tells_where_each_ancestor_was_left() {
+        let history = "1\t0/3000148\tno recovery target specified\n\n2\t1/A0\tbefore 2026-01-01 00:00:00+00\n";
+        assert_eq!(switch_point(history, 1), Some(Lsn(0x300_0148)));
+        assert_eq!(switch_point(history, 2), Some(Lsn(0x1_0000_00A0)));
+        assert_eq!(switch_point(history, 3), None);
+        assert_eq!(switch_point("# nothing", 1), None);
     }
 }
