@@ -10,6 +10,9 @@ use crate::support::{Database, Expected, MIB, PATIENCE, PrivateKafka, Relay, Ser
 
 const OUTAGE: Duration = Duration::from_secs(60);
 
+/// What the relay may hold, in bytes.
+const LARGEST: u64 = 100 * MIB;
+
 /// Commits a hundred events at a time until told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
@@ -54,18 +57,28 @@ async fn broker_away_for_a_minute_costs_neither_the_walsender_nor_memory_nor_an_
     let topic = Topic::create_at(&kafka.brokers(), 4, &[]).await;
     let mut relay = Relay::start(&database, &topic, &[]);
     let walsender = relay.until_streaming(&database).await;
-    let load = Load::begin(&database, Duration::from_millis(40)).await;
+    let load = Load::begin(&database, Duration::from_millis(200)).await;
     topic.reader().take(1000).await;
 
     kafka.kill(1);
     let begin = Instant::now();
+    // Far more than memory may hold, read as fast as it can be.
+    database
+        .execute(
+            "INSERT INTO outbox (partition_key, payload, seq)
+             SELECT 'large-' || n % 20, jsonb_build_object('seq', n, 'pad', repeat('x', 1000)), n
+             FROM generate_series(1, 120000) n",
+        )
+        .await;
     let mut peak = 0;
     while begin.elapsed() < OUTAGE {
         tokio::time::sleep(Duration::from_secs(1)).await;
         peak = peak.max(relay.memory());
+        assert!(peak <= LARGEST, "the relay held {} MiB", peak / MIB);
         assert!(relay.is_running(), "the relay ended");
         assert_eq!(database.walsender().await, Some(walsender), "the walsender of the beginning is the one of now");
     }
+    println!("at most {} MiB while the broker was away", peak / MIB);
     kafka.restart(1).await;
     load.end().await;
     let end = database.wal_position().await;
@@ -75,8 +88,7 @@ async fn broker_away_for_a_minute_costs_neither_the_walsender_nor_memory_nor_an_
     assert_eq!(database.walsender().await, Some(walsender), "the walsender of the beginning is the one of now");
     let peak = peak.max(relay.peak_memory());
     println!("{delivered:?}, at most {} MiB", peak / MIB);
-    assert!(peak <= 100 * MIB, "the relay held {} MiB", peak / MIB);
-    assert!(expected.count() > 60_000, "only {} events: more than the window holds is needed", expected.count());
+    assert!(peak <= LARGEST, "the relay held {} MiB", peak / MIB);
     relay.stop().await;
 }
 
