@@ -16,6 +16,7 @@ from pathlib import Path
 
 from servers.failure import Failure
 
+from . import REPOSITORY
 from .report import Report, Row
 from .stage import BenchKafka, BenchPostgres, Stage, say
 
@@ -23,17 +24,10 @@ SUMMARY = "a backlog and single commits, PostgreSQL's log to Kafka"
 PARTITIONS = 6
 SLOT, PUBLICATION = "bench", "outboxd"
 
-OUTBOX = """
-CREATE TABLE outbox (
-    id            uuid PRIMARY KEY DEFAULT uuidv7(),
-    topic         text,
-    partition_key text,
-    event_type    text,
-    payload       jsonb,
-    headers       jsonb,
-    created_at    timestamptz NOT NULL DEFAULT now()
-)
-"""
+NATIVE = REPOSITORY / "sql/postgres/native.sql"
+# Without comments, for no argument may begin with dashes; with ids as `outboxd init` makes them on this server.
+OUTBOX = "".join(line for line in NATIVE.open() if not line.lstrip().startswith("--"))
+OUTBOX = OUTBOX.replace("gen_random_uuid()", "uuidv7()")
 # Rows are numbered, so that what arrives can be checked; the rest of a payload is hex digits, so that compressing
 # it takes work and gains a half.
 LOAD = """

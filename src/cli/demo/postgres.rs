@@ -15,6 +15,7 @@ use super::scratch::{Account, Scratch, end, free_port, last_lines, tie, token};
 use crate::cli::unexpected;
 use crate::failure::Halt;
 use crate::source::postgres::conninfo::ConnInfo;
+use crate::source::postgres::setup;
 use crate::source::postgres::sql::{self, SqlSession};
 
 const DATABASE: &str = "shop";
@@ -23,7 +24,7 @@ const STARTS_WITHIN: Duration = Duration::from_secs(60);
 /// The longest path of a Unix socket, less the file's own name.
 const LONGEST_SOCKET_FOLDER: usize = 80;
 
-/// The shop's tables, and the outbox beside them. The counter of a customer's events is what their order is later
+/// The shop's tables, beside which the outbox stands. The counter of a customer's events is what their order is later
 /// judged by.
 const TABLES: &str = "
     CREATE TABLE customers (name text PRIMARY KEY, events bigint NOT NULL DEFAULT 0);
@@ -33,15 +34,6 @@ const TABLES: &str = "
         item      text NOT NULL,
         amount    integer NOT NULL,
         placed_at timestamptz NOT NULL DEFAULT now()
-    );
-    CREATE TABLE outbox (
-        id            uuid PRIMARY KEY DEFAULT gen_random_uuid(),
-        topic         text,
-        partition_key text,
-        event_type    text,
-        payload       jsonb,
-        headers       jsonb,
-        created_at    timestamptz NOT NULL DEFAULT now()
     );";
 
 pub struct Postgres {
@@ -79,7 +71,7 @@ impl Postgres {
         let created = session.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await;
         created.map_err(|error| unexpected(format!("cannot create the database: {error}")))?;
         let session = postgres.connect().await?;
-        let created = session.batch_execute(TABLES).await;
+        let created = session.batch_execute(&format!("{TABLES}\n{}", setup::NATIVE)).await;
         created.map_err(|error| unexpected(format!("cannot create the tables: {error}")))?;
         Ok(postgres)
     }

@@ -17,7 +17,8 @@ use crate::config::{PostgresSettings, RouteSettings, Snapshot};
 use crate::event::Projection;
 use crate::source::{SourceFailure, schema};
 
-const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
+/// The outbox table of the layout `native`, as it stands.
+pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 
 /// The version whose statements are printed when no server can be asked.
