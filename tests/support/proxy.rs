@@ -72,7 +72,7 @@ async fn forward(mut client: TcpStream, server: String, mut seen: watch::Receive
         _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
     }
     // Both sockets are held, and neither is read.
-    pending().await
+    pending::<()>().await;
 }
 
 /// `host:port` of a URL that has both, and a user.
