@@ -213,7 +213,8 @@ pub(crate) fn parse_time(text: &[u8]) -> Option<Micros> {
     let number = |digits: &str| digits.parse::<u32>().ok().map(i64::from);
     let mut parts = date.split('-');
     let (year, month, day) = (number(parts.next()?)?, number(parts.next()?)?, number(parts.next()?)?);
-    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    // Ten characters have room for a year that no number of microseconds reaches.
+    if parts.next().is_some() || year > 9999 || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
     let midnight = days_from_civil(year, month, day) * DAY;
@@ -315,7 +316,8 @@ mod tests {
         assert_eq!(at("1700000000123"), Some(1_700_000_000_123_000));
         assert_eq!(at("1700000000123456"), expected);
         assert_eq!(at("1700000000123456789"), expected);
-        for bad in ["", "yesterday", "2023-13-01", "2023-11-14 25:00", "2023-11-14 10", "infinity"] {
+        for bad in ["", "yesterday", "2023-13-01", "2023-11-14 25:00", "2023-11-14 10", "infinity", "404304-1-5 10:00"]
+        {
             assert_eq!(at(bad), None, "{bad}");
         }
     }
