@@ -90,7 +90,7 @@ impl Resolver {
         self.check_length("publication", &publication);
         self.only_for("server-id", options.server_id.is_some(), "MySQL and MariaDB");
         self.only_for("uuid-column", !options.uuid_columns.is_empty(), "MySQL and MariaDB");
-        match self.text("checkpoint", options.checkpoint).as_deref() {
+        match options.checkpoint.as_deref() {
             Some("source") | None => {}
             Some(_) => self.problem("checkpoint", "with PostgreSQL the slot is the position; there is only `source`"),
         }
@@ -127,7 +127,8 @@ impl Resolver {
         if options.server_id == Some(0) {
             self.problem("server-id", "must be at least 1: to the server 0 is no replica");
         }
-        let checkpoint = match self.text("checkpoint", options.checkpoint).as_deref() {
+        // Not a text like the others: its `file:` is a place, not the place of the text.
+        let checkpoint = match options.checkpoint.as_deref() {
             Some("source") | None => Some(CheckpointPlace::Source),
             Some("kafka") => Some(CheckpointPlace::Kafka),
             Some(place) => match place.strip_prefix("file:").filter(|path| !path.is_empty()) {
