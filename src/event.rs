@@ -167,6 +167,8 @@ pub struct CommitEnd {
 pub struct Chunk {
     raw: Bytes,
     rendered: Vec<u8>,
+    /// Bytes of the raw fields.
+    raw_weight: usize,
     fields: Vec<Field>,
     width: usize,
     events: Vec<OutboxEvent>,
@@ -184,6 +186,7 @@ impl Chunk {
     pub fn reset(&mut self, width: usize) {
         self.raw = Bytes::new();
         self.rendered.clear();
+        self.raw_weight = 0;
         self.fields.clear();
         self.width = width;
         self.events.clear();
@@ -213,11 +216,7 @@ impl Chunk {
 
     /// The bytes this chunk keeps in flight, near enough to bound memory by.
     pub fn weight(&self) -> usize {
-        let held = |field: &Field| match *field {
-            Field::Raw { len, .. } | Field::Rendered { len, .. } => len as usize,
-            Field::Null | Field::Absent => 0,
-        };
-        self.fields.iter().map(held).sum()
+        self.rendered.len() + self.raw_weight
     }
 
     /// The field's bytes; `None` when it is null or the table has no such column.
@@ -264,6 +263,9 @@ impl Chunk {
 
     /// Sets a field of the newest event.
     pub fn set_field(&mut self, slot: usize, field: Field) {
+        if let Field::Raw { len, .. } = field {
+            self.raw_weight += len as usize;
+        }
         let row = self.fields.len() - self.width;
         self.fields[row + slot] = field;
     }

@@ -39,7 +39,7 @@ use topics::{TopicLimits, TopicState};
 const BATCH_BYTES: usize = 1_000_000;
 
 /// How long a record waits for company while the source has more at hand; otherwise [`Flusher`] sends it at once.
-const LINGER_MS: &str = "20";
+const LINGER_MS: &str = "25";
 
 /// What outlives a producer: learnt from the broker, needed by the next generation.
 #[derive(Default)]

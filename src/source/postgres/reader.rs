@@ -48,7 +48,7 @@ const BURST_PAUSE: Duration = Duration::from_millis(1);
 
 /// A commit this old does not mind [`LONG_PAUSE`], nor fuller batches on the sink's side.
 const OLD: Duration = Duration::from_millis(250);
-const LONG_PAUSE: Duration = Duration::from_millis(4);
+const LONG_PAUSE: Duration = Duration::from_millis(8);
 
 /// A frame larger than this is not one that the server sends: a row has at most 1 GiB.
 const MAX_FRAME: usize = (1 << 30) + (64 << 20);
@@ -68,7 +68,9 @@ pub struct Reader {
     scratch: Vec<u8>,
     projection: Projection,
     tables: Tables,
-    relations: HashMap<u32, Option<Bound>>,
+    relations: HashMap<u32, Option<Arc<Bound>>>,
+    /// The relation of the last row.
+    current: Option<(u32, Option<Arc<Bound>>)>,
     prefixes: Vec<String>,
     binary: bool,
     transaction: Option<Transaction>,
@@ -104,6 +106,13 @@ impl Pace {
     fn is_backlog(&self) -> bool {
         self.bytes >= BACKLOG_BYTES || self.reads >= BACKLOG_READS
     }
+}
+
+/// What is counted over many frames.
+#[derive(Default)]
+struct Seen {
+    frames: u64,
+    server_end: u64,
 }
 
 /// The transaction that is being read.
@@ -153,6 +162,7 @@ impl Reader {
             projection: parts.projection,
             tables: parts.tables,
             relations: HashMap::new(),
+            current: None,
             prefixes: parts.prefixes,
             binary: parts.binary,
             transaction: None,
@@ -200,7 +210,8 @@ impl Reader {
         if matches!(bound, Err(SourceFailure::Restart { .. })) {
             self.memory.text_only.store(true, Ordering::Release);
         }
-        let bound = bound?;
+        let bound = bound?.map(Arc::new);
+        self.current = None;
         self.relations.insert(relation.oid, bound);
         Ok(())
     }
@@ -282,6 +293,15 @@ impl Reader {
     }
 
     fn decode_frames(&mut self, buffer: &[u8], chunk: &mut Chunk) -> Result<Pause, SourceFailure> {
+        let mut seen = Seen::default();
+        let paused = self.decode_each(buffer, chunk, &mut seen);
+        // Once for all frames: the counters are shared with other threads.
+        self.progress.frames.fetch_add(seen.frames, Ordering::Relaxed);
+        self.stats.server_position.fetch_max(seen.server_end, Ordering::Relaxed);
+        paused
+    }
+
+    fn decode_each(&mut self, buffer: &[u8], chunk: &mut Chunk, seen: &mut Seen) -> Result<Pause, SourceFailure> {
         loop {
             if chunk.events().len() >= CHUNK_EVENTS || self.consumed >= CHUNK_BYTES && !chunk.is_empty() {
                 return Ok(Pause::ChunkFull);
@@ -293,10 +313,10 @@ impl Reader {
                 return Err(self.undecodable(&format!("a frame claims {length} bytes")));
             }
             let Some(frame) = rest.get(5..=length) else { return Ok(Pause::NeedBytes) };
-            self.progress.frames.fetch_add(1, Ordering::Relaxed);
+            seen.frames += 1;
             match header[0] {
                 b'd' => {
-                    if let Some(relation) = self.copy_data(frame, buffer, chunk)? {
+                    if let Some(relation) = self.copy_data(frame, buffer, chunk, seen)? {
                         if !chunk.is_empty() {
                             // What came before it goes first; the frame is met again.
                             return Ok(Pause::ChunkFull);
@@ -328,11 +348,17 @@ impl Reader {
     }
 
     /// One CopyData frame; a relation that is not known yet is given back.
-    fn copy_data(&mut self, frame: &[u8], buffer: &[u8], chunk: &mut Chunk) -> Result<Option<Relation>, SourceFailure> {
+    fn copy_data(
+        &mut self,
+        frame: &[u8],
+        buffer: &[u8],
+        chunk: &mut Chunk,
+        seen: &mut Seen,
+    ) -> Result<Option<Relation>, SourceFailure> {
         match frame.first() {
             Some(b'w') if frame.len() > 25 => {
                 let server_end = u64::from_be_bytes(frame[9..17].try_into().unwrap_or_default());
-                self.stats.server_position.fetch_max(server_end, Ordering::Relaxed);
+                seen.server_end = seen.server_end.max(server_end);
                 if let Some(Transaction { begin, .. }) = &self.transaction {
                     // Both times are the server's: a clock that differs from ours does not matter.
                     let sent = i64::from_be_bytes(frame[17..25].try_into().unwrap_or_default());
@@ -345,7 +371,7 @@ impl Reader {
             Some(b'k') if frame.len() == 18 => {
                 let end = Lsn(u64::from_be_bytes(frame[1..9].try_into().unwrap_or_default()));
                 let clock = i64::from_be_bytes(frame[9..17].try_into().unwrap_or_default());
-                self.stats.server_position.fetch_max(end.0, Ordering::Relaxed);
+                seen.server_end = seen.server_end.max(end.0);
                 if frame[17] == 1 {
                     self.progress.asked.notify_one();
                 }
@@ -388,12 +414,18 @@ impl Reader {
             Message::Origin | Message::Type => {}
             Message::Relation(relation) => {
                 self.relations.remove(&relation.oid);
+                self.current = None;
                 return Ok(Some(relation));
             }
             Message::Insert { relation, new } => {
-                if self.table_of(relation)?.is_some() {
+                // A run of rows of one table costs no look-up.
+                if self.current.as_ref().is_none_or(|(oid, _)| *oid != relation) {
+                    self.current = Some((relation, self.table_of(relation)?.cloned()));
+                }
+                if let Some((_, Some(bound))) = &self.current {
+                    let bound = bound.clone();
                     self.list_commit(chunk)?;
-                    self.insert(relation, new, buffer, chunk);
+                    insert(&bound, new, buffer, chunk);
                 }
             }
             Message::Update { relation } => {
@@ -432,7 +464,7 @@ impl Reader {
         Ok(None)
     }
 
-    fn table_of(&self, relation: u32) -> Result<Option<&Bound>, SourceFailure> {
+    fn table_of(&self, relation: u32) -> Result<Option<&Arc<Bound>>, SourceFailure> {
         match self.relations.get(&relation) {
             Some(bound) => Ok(bound.as_ref()),
             None => Err(self.undecodable(&format!("a change of relation {relation} came before its description"))),
@@ -453,20 +485,6 @@ impl Reader {
         Ok(())
     }
 
-    fn insert(&self, oid: u32, new: Tuple<'_>, buffer: &[u8], chunk: &mut Chunk) {
-        let Some(Some(bound)) = self.relations.get(&oid) else { return };
-        chunk.push_event(bound.table);
-        let mut wanted = bound.columns.iter().peekable();
-        for (index, value) in new.values().enumerate() {
-            while let Some(column) = wanted.next_if(|column| column.index == index) {
-                if let Err(why) = set_field(column, value, buffer, chunk) {
-                    chunk.set_field(column.slot, Field::Null);
-                    chunk.mark_defective(format!("column `{}` of {}: {why}", column.name, bound.describe), Field::Null);
-                }
-            }
-        }
-    }
-
     /// Reads and discards what the server still sends after the stream was ended, so that closing the socket does
     /// not reset the connection before the last confirmation is read.
     pub async fn drain(&mut self, deadline: Instant) {
@@ -482,6 +500,20 @@ impl Reader {
             }
         };
         let _ = tokio::time::timeout_at(deadline, until_closed).await;
+    }
+}
+
+/// Makes an event of a row.
+fn insert(bound: &Bound, new: Tuple<'_>, buffer: &[u8], chunk: &mut Chunk) {
+    chunk.push_event(bound.table);
+    let mut wanted = bound.columns.iter().peekable();
+    for (index, value) in new.values().enumerate() {
+        while let Some(column) = wanted.next_if(|column| column.index == index) {
+            if let Err(why) = set_field(column, value, buffer, chunk) {
+                chunk.set_field(column.slot, Field::Null);
+                chunk.mark_defective(format!("column `{}` of {}: {why}", column.name, bound.describe), Field::Null);
+            }
+        }
     }
 }
 
