@@ -100,6 +100,11 @@ class Stage:
             time.sleep(0.1)
         return address, process
 
+    def run(self, *words: object) -> None:
+        """Runs a program to its end."""
+        if subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode != 0:
+            raise Failure(f"`{' '.join(map(str, words))}` failed")
+
     def measure(self, instrument: str, *arguments: object):
         """Runs an instrument and returns what it printed."""
         words = [str(word) for word in (self._measure, instrument, *arguments)]

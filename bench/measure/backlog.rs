@@ -42,6 +42,9 @@ pub struct Options {
     /// Also report the CPU time of this process, the broker's say
     #[arg(long, value_name = "PID")]
     broker: Option<u32>,
+    /// And of this one, the database's
+    #[arg(long, value_name = "PID")]
+    server: Option<u32>,
 }
 
 /// Where a relay reads and writes, and what starts it.
@@ -122,6 +125,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Value> {
         None => None,
     };
     let broker_before = options.broker.and_then(cpu_seconds);
+    let server_before = options.server.and_then(cpu_seconds);
     let began = Instant::now();
     let mut running = relay.start()?;
     let (mut peak, mut server_cpu) = (None, None);
@@ -153,6 +157,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Value> {
         tokio::time::sleep(if first.is_some() { LATER_LOOKS } else { FIRST_LOOKS }).await;
     };
     let broker_after = options.broker.and_then(cpu_seconds);
+    let server_after = options.server.and_then(cpu_seconds);
     if !options.ends {
         running.terminate()?;
     }
@@ -164,6 +169,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Value> {
     let found = read_back(&topic, options.rows)?;
     let millions = options.rows as f64 / 1e6;
     let broker_cpu = broker_after.zip(broker_before).map(|(after, before)| (after - before) / millions);
+    let whole_server = server_after.zip(server_before).map(|(after, before)| (after - before) / millions);
     Ok(json!({
         "rows": options.rows,
         "missing": found.missing,
@@ -178,6 +184,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Value> {
         "cpu_s_per_m": cpu / millions,
         "walsender_cpu_s_per_m": server_cpu.map(|cpu| cpu / millions),
         "broker_cpu_s_per_m": broker_cpu,
+        "server_cpu_s_per_m": whole_server,
         "peak_rss_mib": peak,
         "load_average": load_average,
     }))

@@ -18,6 +18,7 @@ use rdkafka::{Message as _, Offset};
 use serde_json::{Value, json};
 
 use crate::backlog::{Numbered, Relay};
+use crate::database::Database;
 use crate::process::{cpu_seconds, load_average, peak_mib};
 use crate::topic::Topic;
 
@@ -149,7 +150,7 @@ pub fn run(options: &Options) -> anyhow::Result<Value> {
 
 /// Commits rows that do not count until one has come through: then the relay runs.
 async fn prime(options: &Options, topic: &Topic, relay: &mut crate::backlog::Running) -> anyhow::Result<()> {
-    let session = crate::connect(&options.relay.source).await?;
+    let mut database = Database::connect(&options.relay.source).await?;
     let deadline = Instant::now() + Duration::from_secs(90);
     while topic.records()? == 0 {
         if let Some(status) = relay.ended()? {
@@ -158,7 +159,7 @@ async fn prime(options: &Options, topic: &Topic, relay: &mut crate::backlog::Run
         if Instant::now() > deadline {
             bail!("no record came through within 90 s");
         }
-        session.execute(INSERT, &[&"priming", &payload(PRIMING, options.payload)]).await?;
+        database.insert("priming", &payload(PRIMING, options.payload)).await?;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -180,9 +181,6 @@ fn await_assignment(topic: &Topic) -> anyhow::Result<u64> {
     }
     Ok(read)
 }
-
-const INSERT: &str =
-    "INSERT INTO outbox (partition_key, event_type, payload) VALUES ($1, 'OrderCreated', $2::text::jsonb)";
 
 fn payload(n: i64, bytes: usize) -> String {
     let mut text = format!(r#"{{"n": {n}, "note": ""#);
@@ -217,14 +215,13 @@ fn sleep_until(when: Instant) {
 }
 
 async fn commit(options: &Options, writer: u64, times: &Times) -> anyhow::Result<()> {
-    let session = crate::connect(&options.relay.source).await?;
-    let insert = session.prepare(INSERT).await?;
+    let mut database = Database::connect(&options.relay.source).await?;
     for n in rows_of(options, writer) {
         let (key, payload) = ((n % 10_000).to_string(), payload(n as i64, options.payload));
         // Blocks the thread, which has nothing else to do, because the runtime's own sleep counts in milliseconds.
         sleep_until(times.start + due_after(options, n));
         times.note(&times.sent, n as usize);
-        session.execute(&insert, &[&key, &payload]).await?;
+        database.insert(&key, &payload).await?;
         times.note(&times.committed, n as usize);
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! ```text
 //!   sql        run statements, print their rows
 //!   drain      read a slot's stream and discard it: the limit that the server sets
+//!   binlog     the same for a binary log, decoding every row or none
 //!   backlog    start a relay over a backlog and time it by the topic's high watermarks
 //!   latency    commit rows at a steady rate and time each until a consumer has it
 //! ```
@@ -11,6 +12,8 @@
 //! Each prints one JSON object and knows nothing of targets, repetitions or servers' lives: `bench/run` does.
 
 mod backlog;
+mod binlog;
+mod database;
 mod drain;
 mod latency;
 mod process;
@@ -23,7 +26,8 @@ use clap::{Parser, Subcommand};
 use outboxd::source::postgres::conninfo::ConnInfo;
 use outboxd::source::postgres::sql::{self, SqlSession};
 use serde_json::{Value, json};
-use tokio_postgres::SimpleQueryMessage;
+
+use database::Database;
 
 #[derive(Parser)]
 #[command(about = "Measuring instruments of bench/run")]
@@ -38,6 +42,8 @@ enum Instrument {
     Sql { source: String, statements: Vec<String> },
     /// Read a slot's stream and discard it.
     Drain(drain::Options),
+    /// Read a binary log and discard it.
+    Binlog(binlog::Options),
     /// Start a relay over a backlog and time it.
     Backlog(backlog::Options),
     /// Time single rows from commit to consumer.
@@ -48,6 +54,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().instrument {
         Instrument::Sql { source, statements } => block_on(run_statements(&source, &statements)),
         Instrument::Drain(options) => block_on(drain::run(&options)),
+        Instrument::Binlog(options) => block_on(binlog::run(&options)),
         Instrument::Backlog(options) => block_on(backlog::run(&options)),
         Instrument::Latency(options) => latency::run(&options),
     };
@@ -73,16 +80,10 @@ async fn connect(source: &str) -> anyhow::Result<SqlSession> {
 }
 
 async fn run_statements(source: &str, statements: &[String]) -> anyhow::Result<Value> {
-    let session = connect(source).await?;
+    let mut database = Database::connect(source).await?;
     let mut rows = Vec::new();
     for statement in statements {
-        rows.clear();
-        let answer = session.simple_query(statement).await.with_context(|| statement.clone())?;
-        for message in answer {
-            if let SimpleQueryMessage::Row(row) = message {
-                rows.push((0..row.len()).map(|column| json!(row.get(column))).collect::<Vec<_>>());
-            }
-        }
+        rows = database.query(statement).await.with_context(|| statement.clone())?;
     }
     Ok(json!(rows))
 }

@@ -58,6 +58,15 @@ impl Row {
         self.bytes(column).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     }
 
+    /// How many columns it has.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The text, empty for null.
     pub fn string(&self, column: usize) -> String {
         self.text(column).unwrap_or_default()
