@@ -11,16 +11,15 @@ time until a consumer has them is taken; the control is the same harness produci
 """
 
 import argparse
-from pathlib import Path
 
-from servers.failure import Failure
 from servers.mysql import Mysql
 
+from . import load
+from .load import PARTITIONS, Load, delivery_rows, latency_rows, nothing_lost
 from .report import Report, Row
 from .stage import BenchKafka, Stage, say
 
 SUMMARY = "a backlog and single commits, MySQL's binary log to Kafka"
-PARTITIONS = 6
 DATABASE = "bench"
 
 # Rows are numbered, so that what arrives can be checked; the rest of a payload is hex digits, so that compressing
@@ -42,26 +41,15 @@ END
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--rows", type=int, default=1_000_000, help="rows of the backlog (%(default)s)")
-    add("--rows-per-commit", type=int, default=100, help="rows in each transaction (%(default)s)")
-    add("--payload", type=int, default=200, metavar="BYTES", help="size of each payload (%(default)s)")
-    add("--runs", type=int, default=3, help="how often the backlog is drained by each (%(default)s)")
-    add("--rate", type=int, default=1000, help="single-row commits a second; 0 leaves latency out (%(default)s)")
-    add("--seconds", type=int, default=20, help="that the rate is held, after 5 s that do not count (%(default)s)")
-    add("--outboxd", type=Path, metavar="PROGRAM", help="measure this program instead of building one")
-    add("--kafka", action="append", default=[], metavar="KEY=VALUE", help="handed to outboxd")
-    add("--keep-logs", type=Path, metavar="DIR", help="where outboxd's logs go")
+add_options = load.add_options
 
 
 def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
-    outboxd = stage.build()
-    if options.outboxd:
-        outboxd = options.outboxd.absolute()
+    stage.build()
     brokers, broker = stage.start(BenchKafka())
     address, server = stage.start(Mysql())
-    bench = Bench(stage, report, options, outboxd, address, brokers, broker.pid, server.pid)
+    bench = MysqlLoad(stage, report, options, brokers, broker.pid)
+    bench.at(address, server.pid)
     report.add(
         "setting",
         source="MySQL " + bench.sql("SELECT VERSION()")[0][0],
@@ -77,28 +65,24 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     bench.load()
     bench.warm_broker()
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
-    latency = bench.latency() if options.rate else []
-    report.table(_table(drained, latency))
-    measured = [outboxd for _, _, outboxd in drained] + latency
-    lost = sum(line["missing"] + line.get("disordered", 0) for line in measured)
-    if lost:
-        say(f"{lost} records are missing or out of order")
-    return not lost
+    latency = bench.latency()
+    report.table(_table(drained) + latency_rows(latency))
+    return nothing_lost([outboxd for _, _, outboxd in drained] + latency)
 
 
-class Bench:
-    def __init__(self, stage, report, options, outboxd: Path, address: str, brokers: str, broker: int, server: int):
-        self.stage, self.report, self.options = stage, report, options
-        self.outboxd, self.brokers, self.broker, self.server = outboxd, brokers, broker, server
+class MysqlLoad(Load):
+    def at(self, address: str, server: int) -> None:
         # Bare client and outboxd alike; TLS would be measured otherwise.
         self.address = f"{address}?ssl-mode=disabled"
         self.source = f"{address}{DATABASE}?ssl-mode=disabled"
-        self.logs = (options.keep_logs or stage.folder).absolute()
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.server = server
         self.begin = self.end = ""
 
     def sql(self, *statements: str, source: str | None = None) -> list[list[str]]:
         return self.stage.measure("sql", source or self.address, *statements)
+
+    def flags(self, name: str) -> list:
+        return ["--name", name]
 
     def here(self) -> tuple[str, str]:
         (file, offset, _, _, gtids), *_ = self.sql("SHOW BINARY LOG STATUS")
@@ -130,11 +114,6 @@ class Bench:
             "load", rows=options.rows, seconds=float(after) - float(before), payload_bytes=float(size), end=self.end
         )
 
-    def warm_broker(self) -> None:
-        """The first turn would pay for the compilation of the broker's code otherwise."""
-        steady = ["--rate", 20_000, "--warm", 0, "--seconds", 5, "--payload", self.options.payload]
-        self.stage.measure("latency", *self.relay("bench_warming"), *steady, "--direct")
-
     def drain_by_turns(self, turn: int) -> tuple[dict, dict, dict]:
         say(f"run {turn} of {self.options.runs}")
         bare = self.report.add("bare", run=turn, **self.bare())
@@ -150,45 +129,15 @@ class Bench:
         return self.stage.measure("binlog", self.address, *arguments, *more)
 
     def backlog(self, name: str) -> dict:
-        measured = self.stage.measure(
-            "backlog",
-            *self.relay(name),
-            *["--rows", self.options.rows, "--broker", self.broker, "--server", self.server, "--ends"],
-            *["--", *self.command(name), "--start", self.begin, "--until-caught-up"],
-        )
-        if measured["exit"] != "exit status: 0":
-            raise Failure(f"outboxd ended with {measured['exit']}")
-        return measured
-
-    def latency(self) -> list[dict]:
-        options, name = self.options, "bench_latency"
-        say(f"latency at {options.rate:,} commits a second")
-        steady = ["--rate", options.rate, "--seconds", options.seconds, "--payload", options.payload]
-        direct = self.stage.measure("latency", *self.relay(f"{name}_control"), *steady, "--direct")
-        self.report.add("latency control", **direct)
-        relayed = self.stage.measure("latency", *self.relay(name), *steady, "--", *self.command(name))
-        self.report.add("outboxd latency", **relayed)
-        return [direct, relayed]
-
-    def relay(self, name: str) -> list:
-        """What every instrument that watches a relay wants to know."""
-        return [
-            *["--source", self.source, "--brokers", self.brokers],
-            *["--topic", name, "--partitions", PARTITIONS, "--log", self.logs / f"{name}.log"],
-        ]
-
-    def command(self, name: str) -> list:
-        command = [self.outboxd, "run", self.source, "--name", name]
-        command += ["--brokers", self.brokers, "--topic", name, "--admin", "off"]
-        return command + [word for setting in self.options.kafka for word in ("--kafka", setting)]
+        return self.measure_backlog(name, watched=["--server", self.server], flags=["--start", self.begin])
 
 
-def _table(drained: list, latency: list[dict]) -> list[Row]:
-    def of(which: int, name: str) -> list:
-        return [turn[which].get(name) for turn in drained]
+def _table(drained: list[tuple[dict, dict, dict]]) -> list[Row]:
+    def of(which: int, name: str) -> list[float | None]:
+        return [turn[which][name] for turn in drained]
 
     bare, decoding, outboxd = 0, 1, 2
-    rows = [
+    return [
         Row("outboxd rows/s, first to last", of(outboxd, "rows_s")),
         Row("outboxd rows/s, start included", of(outboxd, "wall_rows_s")),
         Row("bare rows/s", of(bare, "rows_s")),
@@ -198,20 +147,5 @@ def _table(drained: list, latency: list[dict]) -> list[Row]:
         Row("outboxd CPU s/M", of(outboxd, "cpu_s_per_m"), 2, at_most=8),
         Row("bare decoding CPU s/M", of(decoding, "cpu_s_per_m"), 2),
         Row("server CPU s/M, outboxd", of(outboxd, "server_cpu_s_per_m"), 2),
-        Row("broker CPU s/M", of(outboxd, "broker_cpu_s_per_m"), 2),
-        Row("outboxd peak RSS, MiB", of(outboxd, "peak_rss_mib"), 1, at_most=100),
-        Row("outboxd start to first record, s", of(outboxd, "first_s"), 2, at_most=1.2),
-        Row("records missing", of(outboxd, "missing"), at_most=0),
-        Row("records out of order", of(outboxd, "disordered"), at_most=0),
-        Row("records repeated", of(outboxd, "duplicates")),
-        Row("load average", of(outboxd, "load_average"), 1),
+        *delivery_rows(lambda name: of(outboxd, name)),
     ]
-    if latency:
-        control, relayed = latency
-        for title, spans in (
-            ("control, produce → consumer", control["from_send_ms"]),
-            ("outboxd, INSERT sent → consumer", relayed["from_send_ms"]),
-            ("outboxd, committed → consumer", relayed["from_commit_ms"]),
-        ):
-            rows += [Row(f"{title}, {name} ms", [spans[name]], 2) for name in ("p50", "p99", "max")]
-    return rows

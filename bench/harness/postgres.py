@@ -12,16 +12,13 @@ control is the same harness producing to Kafka without database and relay.
 """
 
 import argparse
-from pathlib import Path
 
-from servers.failure import Failure
-
-from . import REPOSITORY
+from . import REPOSITORY, load
+from .load import PARTITIONS, Load, delivery_rows, latency_rows, nothing_lost
 from .report import Report, Row
 from .stage import BenchKafka, BenchPostgres, Stage, say
 
 SUMMARY = "a backlog and single commits, PostgreSQL's log to Kafka"
-PARTITIONS = 6
 SLOT, PUBLICATION = "bench", "outboxd"
 
 NATIVE = REPOSITORY / "sql/postgres/native.sql"
@@ -51,28 +48,19 @@ END $$
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--rows", type=int, default=1_000_000, help="rows of the backlog (%(default)s)")
-    add("--rows-per-commit", type=int, default=100, help="rows in each transaction (%(default)s)")
-    add("--payload", type=int, default=200, metavar="BYTES", help="size of each payload (%(default)s)")
-    add("--runs", type=int, default=3, help="how often the backlog is drained by each (%(default)s)")
-    add("--pause", type=int, default=200, metavar="MICROS", help="of the bare client that does (%(default)s)")
-    add("--rate", type=int, default=1000, help="single-row commits a second; 0 leaves latency out (%(default)s)")
-    add("--seconds", type=int, default=20, help="that the rate is held, after 5 s that do not count (%(default)s)")
-    add("--outboxd", type=Path, metavar="PROGRAM", help="measure this program instead of building one")
-    add("--kafka", action="append", default=[], metavar="KEY=VALUE", help="handed to outboxd")
-    add("--keep-logs", type=Path, metavar="DIR", help="where outboxd's logs go")
+    load.add_options(parser)
+    parser.add_argument(
+        "--pause", type=int, default=200, metavar="MICROS", help="of the bare client that does (%(default)s)"
+    )
 
 
 def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
-    outboxd = stage.build()
-    if options.outboxd:
-        outboxd = options.outboxd.absolute()
+    stage.build()
     brokers, broker = stage.start(BenchKafka())
     address, _ = stage.start(BenchPostgres())
+    bench = PostgresLoad(stage, report, options, brokers, broker.pid)
     # Bare client and outboxd alike; TLS would be measured otherwise.
-    source = f"{address}?sslmode=disable"
-    bench = Bench(stage, report, options, outboxd, source, brokers, broker.pid)
+    bench.source = f"{address}?sslmode=disable"
     report.add(
         "setting",
         source="PostgreSQL " + bench.sql("SHOW server_version")[0][0],
@@ -89,24 +77,23 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     bench.load()
     bench.warm_broker()
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
-    latency = bench.latency() if options.rate else []
-    report.table(_table(options, drained, latency))
-    measured = [outboxd for _, _, outboxd in drained] + latency
-    lost = sum(line["missing"] + line.get("disordered", 0) for line in measured)
-    if lost:
-        say(f"{lost} records are missing or out of order")
-    return not lost
+    latency = bench.latency()
+    report.table(_table(options, drained) + latency_rows(latency))
+    return nothing_lost([outboxd for _, _, outboxd in drained] + latency)
 
 
-class Bench:
-    def __init__(self, stage, report, options, outboxd: Path, source: str, brokers: str, broker_pid: int):
-        self.stage, self.report, self.options = stage, report, options
-        self.outboxd, self.source, self.brokers, self.broker_pid = outboxd, source, brokers, broker_pid
-        self.logs = (options.keep_logs or stage.folder).absolute()
-        self.logs.mkdir(parents=True, exist_ok=True)
-
+class PostgresLoad(Load):
     def sql(self, *statements: str) -> list[list[str]]:
         return self.stage.measure("sql", self.source, *statements)
+
+    def flags(self, name: str) -> list:
+        return ["--slot", name, "--publication", PUBLICATION]
+
+    def relay(self, name: str) -> list:
+        return [*super().relay(name), "--slot", name]
+
+    def begin_latency(self, name: str) -> None:
+        self.sql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 
     def load(self) -> None:
         options = self.options
@@ -138,11 +125,6 @@ class Bench:
             payload_bytes=float(size),
         )
 
-    def warm_broker(self) -> None:
-        """The first turn would pay for the compilation of the broker's code otherwise."""
-        steady = ["--rate", 20_000, "--warm", 0, "--seconds", 5, "--payload", self.options.payload]
-        self.stage.measure("latency", *self.relay("bench_warming"), *steady, "--direct")
-
     def drain_by_turns(self, turn: int) -> tuple[dict, dict, dict]:
         say(f"run {turn} of {self.options.runs}")
         eager = self.report.add("bare eager", run=turn, **self.bare(0))
@@ -159,47 +141,17 @@ class Bench:
 
     def backlog(self, name: str) -> dict:
         self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
-        measured = self.stage.measure(
-            "backlog",
-            *self.relay(name),
-            *["--rows", self.options.rows, "--broker", self.broker_pid, "--ends"],
-            *["--", *self.command(name), "--until-caught-up"],
-        )
+        measured = self.measure_backlog(name, watched=[], flags=[])
         self.sql(f"SELECT pg_drop_replication_slot('{name}')")
-        if measured["exit"] != "exit status: 0":
-            raise Failure(f"outboxd ended with {measured['exit']}")
         return measured
 
-    def latency(self) -> list[dict]:
-        options, name = self.options, "bench_latency"
-        say(f"latency at {options.rate:,} commits a second")
-        steady = ["--rate", options.rate, "--seconds", options.seconds, "--payload", options.payload]
-        direct = self.stage.measure("latency", *self.relay(f"{name}_control"), *steady, "--direct")
-        self.report.add("latency control", **direct)
-        self.sql(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
-        relayed = self.stage.measure("latency", *self.relay(name), *steady, "--", *self.command(name))
-        self.report.add("outboxd latency", **relayed)
-        return [direct, relayed]
 
-    def relay(self, name: str) -> list:
-        """What every instrument that watches a relay wants to know."""
-        return [
-            *["--source", self.source, "--slot", name, "--brokers", self.brokers],
-            *["--topic", name, "--partitions", PARTITIONS, "--log", self.logs / f"{name}.log"],
-        ]
-
-    def command(self, name: str) -> list:
-        command = [self.outboxd, "run", self.source, "--slot", name, "--publication", PUBLICATION]
-        command += ["--brokers", self.brokers, "--topic", name, "--admin", "off"]
-        return command + [word for setting in self.options.kafka for word in ("--kafka", setting)]
-
-
-def _table(options: argparse.Namespace, drained: list[tuple[dict, dict, dict]], latency: list[dict]) -> list[Row]:
+def _table(options: argparse.Namespace, drained: list[tuple[dict, dict, dict]]) -> list[Row]:
     def of(which: int, name: str) -> list[float | None]:
         return [turn[which][name] for turn in drained]
 
     eager, paced, outboxd = 0, 1, 2
-    rows = [
+    return [
         Row("outboxd rows/s, first to last", of(outboxd, "rows_s")),
         Row("outboxd rows/s, start included", of(outboxd, "wall_rows_s")),
         Row("bare eager rows/s", of(eager, "rows_s")),
@@ -212,20 +164,5 @@ def _table(options: argparse.Namespace, drained: list[tuple[dict, dict, dict]], 
         Row("walsender CPU s/M, outboxd", of(outboxd, "walsender_cpu_s_per_m"), 2),
         Row("walsender CPU s/M, bare eager", of(eager, "walsender_cpu_s_per_m"), 2),
         Row(f"walsender CPU s/M, bare {options.pause} µs", of(paced, "walsender_cpu_s_per_m"), 2),
-        Row("broker CPU s/M", of(outboxd, "broker_cpu_s_per_m"), 2),
-        Row("outboxd peak RSS, MiB", of(outboxd, "peak_rss_mib"), 1, at_most=100),
-        Row("outboxd start to first record, s", of(outboxd, "first_s"), 2, at_most=1.2),
-        Row("records missing", of(outboxd, "missing"), at_most=0),
-        Row("records out of order", of(outboxd, "disordered"), at_most=0),
-        Row("records repeated", of(outboxd, "duplicates")),
-        Row("load average", of(outboxd, "load_average"), 1),
+        *delivery_rows(lambda name: of(outboxd, name)),
     ]
-    if latency:
-        control, relayed = latency
-        for title, spans in (
-            ("control, produce → consumer", control["from_send_ms"]),
-            ("outboxd, INSERT sent → consumer", relayed["from_send_ms"]),
-            ("outboxd, committed → consumer", relayed["from_commit_ms"]),
-        ):
-            rows += [Row(f"{title}, {name} ms", [spans[name]], 2) for name in ("p50", "p99", "max")]
-    return rows

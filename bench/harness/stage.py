@@ -47,6 +47,7 @@ class Stage:
         self.repository = repository
         self.folder = Path()
         self._started: list[tuple[Server, Process]] = []
+        self.outboxd = Path()
         self._measure = Path()
 
     def __enter__(self) -> "Stage":
@@ -60,8 +61,8 @@ class Stage:
             process.stop(server.stop_signal)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def build(self) -> Path:
-        """Builds what is measured and what measures; returns outboxd's path."""
+    def build(self) -> None:
+        """Builds what is measured and what measures."""
         say("building outboxd and the instruments")
         # One after the other: together they would share the features of the development dependencies, and outboxd
         # would not be the program that users run.
@@ -78,7 +79,7 @@ class Stage:
         release = Path(json.loads(told.stdout)["target_directory"]) / "release"
         self._measure = release / "examples" / "measure"
         # A copy: someone may build while we measure.
-        return Path(shutil.copy2(release / "outboxd", self.folder / "outboxd"))
+        self.outboxd = Path(shutil.copy2(release / "outboxd", self.folder / "outboxd"))
 
     def start(self, server: Server) -> tuple[str, Process]:
         """Starts a server and waits until it answers; returns its address."""

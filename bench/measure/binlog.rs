@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::resource::UsageWho;
 use outboxd::event::Want;
 use outboxd::source::mysql::conninfo::ConnInfo;
-use outboxd::source::mysql::dump::{self, ReplicaId};
+use outboxd::source::mysql::dump::{self, Entry, ReplicaId};
 use outboxd::source::mysql::event::{self, Body, RowsKind};
 use outboxd::source::mysql::position::FilePos;
 use outboxd::source::mysql::rows::{RowImages, Value};
@@ -55,7 +55,8 @@ pub async fn run(options: &Options) -> anyhow::Result<serde_json::Value> {
     let server_before = options.server.and_then(cpu_seconds);
     let began = Instant::now();
     let cpu_began = used_seconds(UsageWho::RUSAGE_SELF)?;
-    let wire = dump::start(&info, replica, &options.from.parse()?, Duration::from_secs(10)).await?;
+    let entry = Entry { info, replica, from: options.from.parse()?, heartbeat: Duration::from_secs(10) };
+    let wire = dump::start(&entry).await?;
     let (transport, buffered) = wire.into_parts();
     let Transport::Tcp(socket) = transport else { bail!("plain TCP only: add ssl-mode=disabled to the address") };
     let socket = socket.into_std()?;

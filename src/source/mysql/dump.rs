@@ -41,23 +41,28 @@ impl ReplicaId {
     }
 }
 
+/// Everything that opening the log takes.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub info: ConnInfo,
+    pub replica: ReplicaId,
+    pub from: BinlogPosition,
+    pub heartbeat: Duration,
+}
+
 /// Opens a connection that the server's log comes over from now on.
-pub async fn start(
-    info: &ConnInfo,
-    replica: ReplicaId,
-    from: &BinlogPosition,
-    heartbeat: Duration,
-) -> Result<Wire, SourceFailure> {
+pub async fn start(entry: &Entry) -> Result<Wire, SourceFailure> {
+    let Entry { info, replica, from, heartbeat } = entry;
     let mut session = Session::bare(info).await?;
-    for statement in variables(&session, replica, from, heartbeat) {
+    for statement in variables(&session, *replica, from, *heartbeat) {
         session.execute(&statement).await?;
     }
     let describe = session.describe();
     let mut wire = session.into_wire();
     let begun = async {
-        wire.command(&registration(replica)).await?;
+        wire.command(&registration(*replica)).await?;
         wire.read().await?;
-        wire.command(&dump(replica, from)?).await
+        wire.command(&dump(*replica, from)?).await
     };
     begun.await.map_err(|error: WireError| error.classify(&describe))?;
     Ok(wire)
@@ -70,6 +75,8 @@ fn variables(session: &Session, replica: ReplicaId, from: &BinlogPosition, heart
         "SET @master_binlog_checksum = @@global.binlog_checksum, @source_binlog_checksum = @@global.binlog_checksum"
             .to_owned(),
         format!("SET @master_heartbeat_period = {nanos}, @source_heartbeat_period = {nanos}"),
+        // While the broker is away nothing is read; after a minute of that the server would hang up.
+        "SET SESSION net_write_timeout = 86400".to_owned(),
     ];
     match session.flavor {
         // The server throws out the older of two replicas with one uuid; ours follows from the id.

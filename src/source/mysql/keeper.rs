@@ -113,7 +113,11 @@ impl Keeper {
         }
         self.checkpoint.position = confirmed.to_string();
         self.checkpoint.file = confirmed.file.to_string();
-        self.place.save(&mut self.session, &self.checkpoint).await?;
+        self.place.save(&mut self.session, &self.checkpoint).await.map_err(|failure| match failure {
+            // It could be written a moment ago; whether it can no longer is found out when the source is opened again.
+            SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
+            other => other,
+        })?;
         self.stored = confirmed;
         self.stored_at = Instant::now();
         Ok(())

@@ -66,13 +66,13 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
-use crate::config::{MySqlSettings, PipelineSettings, Snapshot, Start};
+use crate::config::{CheckpointPlace, MySqlSettings, PipelineSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::Position;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
 use checkpoint::Place;
 use conninfo::ConnInfo;
-use dump::ReplicaId;
+use dump::{Entry, ReplicaId};
 use judge::Standing;
 use keeper::Keeper;
 use log::Log;
@@ -139,10 +139,9 @@ pub async fn open(
     let info = conninfo(settings)?;
     let database = checkpoint::database(&info)?.to_owned();
     let pipeline = of.name.as_str();
-    let mut session = Session::connect(&info).await?;
+    let (mut session, server) = writable_server(&info, settings).await?;
     // All connections must be to one and the same server.
     let info = ConnInfo { hosts: vec![session.host().clone()], ..info };
-    let server = Server::ask(&mut session).await?;
     refuse(judge::settings(&server))?;
     keeper::take_lock(&mut session, &database, pipeline).await?;
 
@@ -200,12 +199,10 @@ pub async fn open(
         None => ReplicaId::random(RandomState::new().hash_one(Instant::now().elapsed()) as u32),
     };
     let heartbeat = (of.stall_timeout / 3).clamp(Duration::from_millis(100), Duration::from_secs(10));
-    let wire = dump::start(&info, replica, &start, heartbeat).await?;
+    let entry = Entry { info: info.clone(), replica, from: start.clone(), heartbeat };
     let address = session.describe();
     tracing::info!(source = address, from = %start, file = %start.file, server = %server.flavor, "reading the log");
 
-    let (transport, buffered) = wire.into_parts();
-    let (stream, writer) = transport.into_split();
     let names = catalog.iter().map(|table| (table.schema.clone(), table.name.clone())).collect();
     let mariadb = session.is_mariadb();
     let tables = Tables::new(names, projection.clone(), settings.uuid_columns.clone(), info, mariadb);
@@ -226,19 +223,13 @@ pub async fn open(
         stored_at: Instant::now(),
         warned: false,
     };
-    let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or_else(|| start.clone());
     let with_snapshot = snapshot.is_some();
+    let mut reader = Reader::new(reader::Parts { entry, log, snapshot, stall_timeout: of.stall_timeout, address });
+    if !with_snapshot {
+        reader.enter().await?;
+    }
+    let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or_else(|| start.clone());
     let alarm = tokio::spawn(keeper.run(finished));
-    let reader = Reader::new(reader::Parts {
-        stream,
-        writer,
-        buffered,
-        log,
-        snapshot,
-        stall_timeout: of.stall_timeout,
-        replica,
-        address,
-    });
     let reported = match with_snapshot {
         // Nothing is confirmed before the snapshot is delivered.
         true => BinlogPosition::new(judge::nothing(&start.gtids), Default::default()),
@@ -255,6 +246,42 @@ pub async fn open(
         caught_up_at: Position::Binlog(Box::new(caught_up_at)),
         alarm,
     })
+}
+
+/// The first server that answers and, where the checkpoint is to be stored there, can be written to: after a fail-over
+/// the old primary may be back as a replica.
+async fn writable_server(info: &ConnInfo, settings: &MySqlSettings) -> Result<(Session, Server), SourceFailure> {
+    let mut read_only = None;
+    let mut unreachable = None;
+    for host in &info.hosts {
+        let one = ConnInfo { hosts: vec![host.clone()], ..info.clone() };
+        let mut session = match Session::connect(&one).await {
+            Ok(session) => session,
+            Err(failure @ SourceFailure::Transient { .. }) => {
+                unreachable = Some(failure);
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        let server = Server::ask(&mut session).await?;
+        if !server.read_only || settings.checkpoint != CheckpointPlace::Source {
+            return Ok((session, server));
+        }
+        read_only = Some(host);
+        session.close().await;
+    }
+    match (unreachable, read_only) {
+        // The primary may be the one that does not answer.
+        (Some(failure), _) => Err(failure),
+        (None, Some(_)) if info.hosts.len() > 1 => Err(SourceFailure::transient(format!(
+            "every server of {} is read-only: waiting for one of them to become the primary",
+            info.describe()
+        ))),
+        _ => Err(SourceFailure::NotReady {
+            what: format!("{} is read-only, so the checkpoint cannot be stored there", info.describe()),
+            remedy: "connect to the primary, or use --checkpoint kafka or file:PATH".to_owned(),
+        }),
+    }
 }
 
 /// The first of the problems, as a run tells them; `check` shows them all.

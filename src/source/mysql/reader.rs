@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
 use super::compressed::{Inflater, InnerEvents};
-use super::dump::{self, ReplicaId};
+use super::dump::{self, Entry};
 use super::log::{Log, Step, Unbound};
 use super::server_error::WireError;
 use super::snapshot::SnapshotReader;
@@ -39,9 +39,9 @@ pub const MAX_COMPRESSED: usize = 48 << 20;
 const MAX_EVENT: usize = (1 << 30) + (64 << 20);
 
 pub struct Reader {
-    stream: ReadHalf,
-    /// Kept open: a closed half would end the stream.
-    _writer: WriteHalf,
+    /// `None` until the snapshot is delivered: a server does not wait for hours with its log.
+    stream: Option<Stream>,
+    entry: Entry,
     buffer: BytesMut,
     /// Bytes of the buffer that are decoded already.
     consumed: usize,
@@ -54,19 +54,21 @@ pub struct Reader {
     log: Log,
     snapshot: Option<SnapshotReader>,
     stall_timeout: Duration,
-    replica: ReplicaId,
     address: String,
+}
+
+struct Stream {
+    reader: ReadHalf,
+    /// Kept open: a closed half would end the stream.
+    _writer: WriteHalf,
 }
 
 /// Everything a reader is made of.
 pub struct Parts {
-    pub stream: ReadHalf,
-    pub writer: WriteHalf,
-    pub buffered: BytesMut,
+    pub entry: Entry,
     pub log: Log,
     pub snapshot: Option<SnapshotReader>,
     pub stall_timeout: Duration,
-    pub replica: ReplicaId,
     pub address: String,
 }
 
@@ -80,9 +82,9 @@ enum Pause {
 impl Reader {
     pub fn new(parts: Parts) -> Self {
         Reader {
-            stream: parts.stream,
-            _writer: parts.writer,
-            buffer: parts.buffered,
+            stream: None,
+            entry: parts.entry,
+            buffer: BytesMut::new(),
             consumed: 0,
             joined: None,
             unpacking: None,
@@ -91,7 +93,6 @@ impl Reader {
             log: parts.log,
             snapshot: parts.snapshot,
             stall_timeout: parts.stall_timeout,
-            replica: parts.replica,
             address: parts.address,
         }
     }
@@ -126,9 +127,19 @@ impl Reader {
         }
     }
 
+    /// Opens the log. To be called before the first [`next`](Self::next), unless a snapshot comes first.
+    pub async fn enter(&mut self) -> Result<(), SourceFailure> {
+        let (transport, buffered) = dump::start(&self.entry).await?.into_parts();
+        let (reader, writer) = transport.into_split();
+        self.buffer.extend_from_slice(&buffered);
+        self.stream = Some(Stream { reader, _writer: writer });
+        Ok(())
+    }
+
     async fn fill(&mut self) -> Result<(), SourceFailure> {
+        let Some(stream) = &mut self.stream else { return self.enter().await };
         self.buffer.reserve(READ_BYTES);
-        let read = tokio::time::timeout(self.stall_timeout, self.stream.read_buf(&mut self.buffer)).await;
+        let read = tokio::time::timeout(self.stall_timeout, stream.reader.read_buf(&mut self.buffer)).await;
         let address = &self.address;
         match read {
             Ok(Ok(0)) => Err(SourceFailure::transient(format!("{address} closed the binlog connection"))),
@@ -253,7 +264,7 @@ impl Reader {
     fn server_error(&self, packet: &[u8]) -> SourceFailure {
         let error = WireError::from_packet(packet);
         if let WireError::Server { code, message } = &error
-            && let Some(refusal) = dump::refusal(*code, message, self.replica)
+            && let Some(refusal) = dump::refusal(*code, message, self.entry.replica)
         {
             return refusal;
         }
