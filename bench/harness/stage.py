@@ -101,6 +101,17 @@ class Stage:
             time.sleep(0.1)
         return address, process
 
+    def build_peer(self, name: str) -> Path | None:
+        """Builds another's client, bench/peers/NAME, where there is Go to do it with."""
+        if not shutil.which("go"):
+            say(f"no Go here: {name} is left out")
+            return None
+        program = self.folder / name
+        command = ["go", "build", "-o", str(program), "."]
+        if subprocess.run(command, cwd=self.repository / "bench/peers" / name).returncode != 0:
+            raise Failure(f"`{' '.join(command)}` failed in bench/peers/{name}")
+        return program
+
     def run(self, *words: object) -> None:
         """Runs a program to its end."""
         if subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode != 0:
@@ -108,7 +119,11 @@ class Stage:
 
     def measure(self, instrument: str, *arguments: object):
         """Runs an instrument and returns what it printed."""
-        words = [str(word) for word in (self._measure, instrument, *arguments)]
+        return self.told(self._measure, instrument, *arguments)
+
+    def told(self, *words: object):
+        """Runs a program that prints JSON, and returns that."""
+        words = [str(word) for word in words]
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         if ended.returncode != 0:
             raise Failure(f"`{' '.join(words)}` failed")

@@ -206,7 +206,7 @@ pub struct PipelineOptions {
         long,
         env = "OUTBOXD_MAX_IN_FLIGHT",
         value_name = "EVENTS",
-        default_value = "50000",
+        default_value = "25000",
         help_heading = "Delivery"
     )]
     pub max_in_flight: Option<usize>,
@@ -216,7 +216,7 @@ pub struct PipelineOptions {
         long,
         env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
         value_name = "SIZE",
-        default_value = "32MiB",
+        default_value = "24MiB",
         help_heading = "Delivery"
     )]
     pub max_in_flight_bytes: Option<ByteSize>,
