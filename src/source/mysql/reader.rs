@@ -16,6 +16,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::compressed::{Inflater, InnerEvents};
 use super::dump::{self, Entry};
+use super::event::{HEADER_BYTES, Header, kind};
 use super::log::{Log, Step, Unbound};
 use super::server_error::WireError;
 use super::snapshot::SnapshotReader;
@@ -46,7 +47,7 @@ pub struct Reader {
     /// Bytes of the buffer that are decoded already.
     consumed: usize,
     /// What has come of an event of several packets.
-    joined: Option<BytesMut>,
+    joined: Option<Joined>,
     unpacking: Option<InnerEvents>,
     inflater: Option<Inflater>,
     /// A table's description whose columns must be found before its rows can be read.
@@ -70,6 +71,18 @@ pub struct Parts {
     pub snapshot: Option<SnapshotReader>,
     pub stall_timeout: Duration,
     pub address: String,
+}
+
+/// An event of several packets is put together as it comes: a packet of 16 MiB is not held beside it.
+#[derive(Default)]
+struct Joined {
+    event: BytesMut,
+    /// Bytes of the current packet that are still to come.
+    missing: usize,
+    /// Another packet follows the current one.
+    goes_on: bool,
+    /// Its size was looked at.
+    judged: bool,
 }
 
 /// Why decoding stopped.
@@ -178,28 +191,80 @@ impl Reader {
                 continue;
             }
             let rest = &buffer[self.consumed..];
+            if let Some(joined) = self.joined.as_mut().filter(|joined| joined.missing > 0) {
+                let part = &rest[..rest.len().min(joined.missing)];
+                if part.is_empty() {
+                    return Ok(Pause::NeedBytes);
+                }
+                joined.event.extend_from_slice(part);
+                joined.missing -= part.len();
+                self.consumed += part.len();
+                self.judge_joined()?;
+                continue;
+            }
+            if let Some(whole) = self.joined.take_if(|joined| !joined.goes_on) {
+                let event = whole.event.freeze();
+                self.packet(&event, None, Some(&event), chunk)?;
+                continue;
+            }
             let Some((header, rest)) = rest.split_first_chunk::<PACKET_HEADER>() else { return Ok(Pause::NeedBytes) };
             let length = u32::from_le_bytes([header[0], header[1], header[2], 0]) as usize;
-            let Some(packet) = rest.get(..length) else { return Ok(Pause::NeedBytes) };
-            self.consumed += PACKET_HEADER + length;
             let goes_on = length == MAX_PAYLOAD;
             if goes_on || self.joined.is_some() {
                 let joined = self.joined.get_or_insert_default();
-                if joined.len() + length > MAX_EVENT {
+                (joined.missing, joined.goes_on) = (length, goes_on);
+                if joined.event.len() + length > MAX_EVENT {
                     return Err(self.log.unreadable("an event is larger than any that a server writes"));
                 }
-                joined.extend_from_slice(packet);
-                if !goes_on && let Some(joined) = self.joined.take() {
-                    self.packet(&joined.freeze(), None, chunk)?;
-                }
+                self.consumed += PACKET_HEADER;
                 continue;
             }
-            self.packet(packet, Some(buffer), chunk)?;
+            let Some(packet) = rest.get(..length) else { return Ok(Pause::NeedBytes) };
+            self.consumed += PACKET_HEADER + length;
+            self.packet(packet, Some(buffer), None, chunk)?;
         }
     }
 
-    /// One whole packet, in the buffer or joined.
-    fn packet(&mut self, packet: &[u8], buffer: Option<&[u8]>, chunk: &mut Chunk) -> Result<(), SourceFailure> {
+    /// A compressed transaction that is too large is refused as soon as it says so, before it is held.
+    fn judge_joined(&mut self) -> Result<(), SourceFailure> {
+        let Some(joined) = self.joined.as_mut().filter(|joined| !joined.judged) else { return Ok(()) };
+        // The first byte is the packet's.
+        let Some(Ok(header)) = joined.event.get(1..1 + HEADER_BYTES).map(Header::parse) else { return Ok(()) };
+        joined.judged = true;
+        if header.type_code == kind::TRANSACTION_PAYLOAD {
+            let size = header.size as usize;
+            self.fits(size)?;
+            if let Some(joined) = &mut self.joined {
+                // Once and for all: growing would take twice as much for a while.
+                joined.event.reserve(1 + size - joined.event.len().min(size));
+            }
+        }
+        Ok(())
+    }
+
+    fn fits(&self, size: usize) -> Result<(), SourceFailure> {
+        if size <= MAX_COMPRESSED {
+            return Ok(());
+        }
+        Err(SourceFailure::Undecodable {
+            what: format!(
+                "a compressed transaction has {size} bytes after {}, more than the {MAX_COMPRESSED} that outboxd holds",
+                self.log.reached()
+            ),
+            remedy: "nothing was skipped; write such transactions with binlog_transaction_compression = OFF, or in \
+                     smaller pieces"
+                .to_owned(),
+        })
+    }
+
+    /// One whole packet: in the buffer, or joined of several.
+    fn packet(
+        &mut self,
+        packet: &[u8],
+        buffer: Option<&[u8]>,
+        joined: Option<&Bytes>,
+        chunk: &mut Chunk,
+    ) -> Result<(), SourceFailure> {
         let event = match packet.split_first() {
             Some((0x00, event)) => event,
             Some((0xFF, _)) => return Err(self.server_error(packet)),
@@ -211,31 +276,23 @@ impl Reader {
         match self.log.event(event, buffer, chunk)? {
             Step::Go => {}
             Step::Learn(unbound) => self.unbound = Some(unbound),
-            Step::Unpack => self.open_payload(event)?,
+            Step::Unpack => self.open_payload(event, joined)?,
         }
         Ok(())
     }
 
-    fn open_payload(&mut self, event: &[u8]) -> Result<(), SourceFailure> {
-        if event.len() > MAX_COMPRESSED {
-            return Err(SourceFailure::Undecodable {
-                what: format!(
-                    "a compressed transaction has {} bytes at {}, more than the {MAX_COMPRESSED} that outboxd holds",
-                    event.len(),
-                    self.log.reached()
-                ),
-                remedy:
-                    "nothing was skipped; write such transactions with binlog_transaction_compression = OFF, or in \
-                         smaller pieces"
-                        .to_owned(),
-            });
-        }
+    fn open_payload(&mut self, event: &[u8], joined: Option<&Bytes>) -> Result<(), SourceFailure> {
+        self.fits(event.len())?;
         let body = self.log.body_of(event)?;
+        let body = match joined {
+            Some(joined) => joined.slice_ref(body),
+            None => Bytes::copy_from_slice(body),
+        };
         let inflater = match self.inflater.take() {
             Some(inflater) => inflater,
             None => Inflater::new().map_err(|error| SourceFailure::transient(format!("no decompressor: {error}")))?,
         };
-        let opened = inflater.open(&Bytes::copy_from_slice(body), MAX_EVENT);
+        let opened = inflater.open(&body, MAX_EVENT);
         self.unpacking = Some(opened.map_err(|error| self.log.unreadable(&error.to_string()))?);
         Ok(())
     }
