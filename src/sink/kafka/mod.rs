@@ -74,8 +74,9 @@ impl KafkaMemory {
 
 pub struct KafkaSink {
     producer: Arc<ThreadedProducer<ReceiptContext>>,
-    /// `None` where the user has chosen how long records wait.
-    flusher: Option<Flusher>,
+    flusher: Flusher,
+    /// Unless the user has chosen how long records wait.
+    hurries: bool,
     settings: KafkaSettings,
     memory: Arc<KafkaMemory>,
     /// The last topic enqueued to, so that a run of one topic costs no look-up.
@@ -124,10 +125,11 @@ impl KafkaSink {
         let producer = ThreadedProducer::from_config_and_context(&config, context).map_err(not_creatable)?;
         let producer = Arc::new(producer);
         let chosen = settings.options.iter().any(|option| option.key == "queue.buffering.max.ms");
-        let flusher = if chosen { None } else { Some(Flusher::start(producer.clone())?) };
+        let flusher = Flusher::start(producer.clone())?;
         Ok(KafkaSink {
             producer,
             flusher,
+            hurries: !chosen,
             settings: settings.clone(),
             memory: memory.clone(),
             current: None,
@@ -208,8 +210,8 @@ impl KafkaSink {
     }
 
     pub fn hurry(&self) {
-        if let Some(flusher) = &self.flusher {
-            flusher.flush();
+        if self.hurries {
+            self.flusher.flush();
         }
     }
 
@@ -250,9 +252,11 @@ impl KafkaSink {
         Ok(answer)
     }
 
-    /// Waits until librdkafka holds nothing; the window says whether all of it was acknowledged.
+    /// Waits until librdkafka holds nothing; the window says whether all of it was acknowledged. Records need not wait for
+    /// others now, however long the user lets them.
     async fn drained(&self) {
         while self.producer.in_flight_count() > 0 && !self.producer.context().has_failed() {
+            self.flusher.flush();
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
