@@ -83,11 +83,17 @@ impl Expected {
     pub async fn of(database: &Database) -> Self {
         let query = "SELECT partition_key, id::text FROM outbox ORDER BY partition_key, seq";
         let rows = database.sql.query(query, &[]).await.expect("the table is read");
-        let mut by_key: HashMap<String, Vec<String>> = HashMap::new();
-        for row in &rows {
-            by_key.entry(row.get(0)).or_default().push(row.get(1));
+        Self::of_rows(rows.iter().map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// Of keys and ids, the ids of a key in commit order.
+    pub fn of_rows(rows: impl Iterator<Item = (String, String)>) -> Self {
+        let (mut by_key, mut count): (HashMap<String, Vec<String>>, usize) = (HashMap::new(), 0);
+        for (key, id) in rows {
+            by_key.entry(key).or_default().push(id);
+            count += 1;
         }
-        Expected { by_key, count: rows.len() }
+        Expected { by_key, count }
     }
 
     pub fn count(&self) -> usize {

@@ -1,0 +1,295 @@
+//! One face for the databases that outboxd reads from, so that a promise is written once and proved over each.
+
+use std::time::Duration;
+
+use outboxd::source::mysql::position::BinlogPosition;
+use outboxd::source::mysql::server;
+use outboxd::source::mysql::session::Session;
+use tokio::sync::Mutex;
+
+use super::{
+    Database, Expected, MySqlDatabase, MySqlFlavor, PATIENCE, Relay, Server, Topic, Writer, eventually, show_lsn,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Postgres,
+    OldestPostgres,
+    MySql,
+    MariaDb,
+}
+
+impl Source {
+    /// As tests are called.
+    pub fn named(name: &str) -> Self {
+        match name {
+            "postgres" => Source::Postgres,
+            "oldest_postgres" => Source::OldestPostgres,
+            "mysql" => Source::MySql,
+            "mariadb" => Source::MariaDb,
+            _ => panic!("no source is called {name}"),
+        }
+    }
+
+    pub fn flavor(self) -> MySqlFlavor {
+        match self {
+            Source::MySql => MySqlFlavor::MySql,
+            Source::MariaDb => MySqlFlavor::MariaDb,
+            Source::Postgres | Source::OldestPostgres => panic!("{self:?} is neither MySQL nor MariaDB"),
+        }
+    }
+
+    fn is_postgres(self) -> bool {
+        matches!(self, Source::Postgres | Source::OldestPostgres)
+    }
+
+    /// A table of one column `n` to select from: the numbers from 0, at most a million, in no order.
+    pub fn numbers(self, count: usize) -> String {
+        if self.is_postgres() {
+            return format!("generate_series(0, {count} - 1) AS numbers(n)");
+        }
+        let (thousands, ones) = (count.div_ceil(1000), count.min(1000));
+        format!(
+            "(WITH RECURSIVE
+                  thousands AS (SELECT 0 AS t UNION ALL SELECT t + 1 FROM thousands WHERE t + 1 < {thousands}),
+                  ones AS (SELECT 0 AS o UNION ALL SELECT o + 1 FROM ones WHERE o + 1 < {ones})
+              SELECT t * 1000 + o AS n FROM thousands CROSS JOIN ones WHERE t * 1000 + o < {count}) AS numbers"
+        )
+    }
+}
+
+/// A place in a database's log.
+#[derive(Clone, Debug)]
+pub enum LogPosition {
+    Lsn(u64),
+    Binlog(BinlogPosition),
+}
+
+impl LogPosition {
+    /// Whether whoever stands here has passed the other position.
+    pub fn covers(&self, other: &LogPosition) -> bool {
+        match (self, other) {
+            (LogPosition::Lsn(here), LogPosition::Lsn(there)) => here >= there,
+            (LogPosition::Binlog(here), LogPosition::Binlog(there)) => here.covers(there),
+            _ => panic!("{self} and {other} are of different logs"),
+        }
+    }
+}
+
+impl std::fmt::Display for LogPosition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LogPosition::Lsn(lsn) => f.write_str(&show_lsn(*lsn)),
+            LogPosition::Binlog(position) => position.fmt(f),
+        }
+    }
+}
+
+/// A database of its own.
+pub struct Outbox {
+    pub source: Source,
+    database: Kind,
+}
+
+enum Kind {
+    Postgres(Box<Database>),
+    MySql(MySqlDatabase),
+}
+
+impl Outbox {
+    /// With a table of the native layout, the counters of [`OutboxWriter`], and `busy`, whose rows are no events.
+    pub async fn create(source: Source) -> Self {
+        let database = match source {
+            Source::Postgres => Kind::Postgres(Box::new(Database::with_outbox(Server::Newest).await)),
+            Source::OldestPostgres => Kind::Postgres(Box::new(Database::with_outbox(Server::Oldest).await)),
+            Source::MySql | Source::MariaDb => Kind::MySql(MySqlDatabase::with_outbox(source.flavor()).await),
+        };
+        Self::with_busy(source, database).await
+    }
+
+    /// On a private MySQL or MariaDB.
+    pub async fn create_at(source: Source, server_url: &str) -> Self {
+        Self::with_busy(source, Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await)).await
+    }
+
+    /// With an outbox of just these columns.
+    pub async fn of_columns(source: Source, columns: &str) -> Self {
+        let outbox = Self::create(source).await;
+        outbox.make_table(columns).await;
+        outbox
+    }
+
+    /// Makes the outbox anew, of just these columns.
+    pub async fn make_table(&self, columns: &str) {
+        self.execute("DROP TABLE outbox").await;
+        self.execute(&format!("CREATE TABLE outbox ({columns})")).await;
+    }
+
+    async fn with_busy(source: Source, database: Kind) -> Self {
+        let outbox = Outbox { source, database };
+        outbox.execute("CREATE TABLE busy (number BIGINT)").await;
+        outbox
+    }
+
+    pub fn url(&self) -> String {
+        match &self.database {
+            Kind::Postgres(database) => database.url(),
+            Kind::MySql(database) => database.url(),
+        }
+    }
+
+    /// Runs one statement.
+    pub async fn execute(&self, statement: &str) {
+        match &self.database {
+            Kind::Postgres(database) => database.execute(statement).await,
+            Kind::MySql(database) => database.execute(statement).await,
+        }
+    }
+
+    /// The first column of the first row, as text.
+    pub async fn text(&self, query: &str) -> Option<String> {
+        match &self.database {
+            Kind::Postgres(database) => database.text(query).await,
+            Kind::MySql(database) => database.text(query).await,
+        }
+    }
+
+    /// Commits something that is no event.
+    pub async fn be_busy(&self) {
+        self.execute("INSERT INTO busy VALUES (1)").await;
+    }
+
+    pub async fn writer(&self) -> OutboxWriter {
+        match &self.database {
+            Kind::Postgres(database) => OutboxWriter::Postgres(Writer::connect(database).await),
+            Kind::MySql(database) => {
+                let mut session = database.connect().await;
+                // No locks on gaps, in which writers would wait for each other in a circle.
+                let isolation = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+                session.execute(isolation).await.expect("the isolation level is set");
+                OutboxWriter::MySql(Box::new(Mutex::new(session)))
+            }
+        }
+    }
+
+    /// The end of the log as it is now.
+    pub async fn end_of_log(&self) -> LogPosition {
+        match &self.database {
+            Kind::Postgres(database) => LogPosition::Lsn(database.wal_position().await),
+            Kind::MySql(database) => {
+                let mut session = database.connect().await;
+                let server = server::Server::ask(&mut session).await.expect("the server tells of itself");
+                LogPosition::Binlog(server.end(&mut session).await.expect("the log has an end"))
+            }
+        }
+    }
+
+    /// The position that a relay which starts now goes on from.
+    pub async fn stored(&self) -> Option<LogPosition> {
+        match &self.database {
+            Kind::Postgres(database) => database.confirmed().await.map(LogPosition::Lsn),
+            Kind::MySql(database) => {
+                let text = database.checkpoint().await?;
+                Some(LogPosition::Binlog(text.parse().unwrap_or_else(|error| panic!("{error}"))))
+            }
+        }
+    }
+
+    /// When the checkpoint's row was written.
+    pub async fn stored_at(&self) -> String {
+        self.text("SELECT updated_at FROM outboxd_checkpoint").await.expect("there is a checkpoint")
+    }
+
+    pub async fn until_stored(&self, position: &LogPosition, within: Duration) {
+        let what = format!("the stored position covers {position}");
+        eventually(within, &what, async || self.stored().await.filter(|stored| stored.covers(position))).await;
+    }
+
+    /// Waits until all that is in the log up to here is delivered and its position stored.
+    pub async fn until_confirmed(&self, position: &LogPosition, within: Duration) {
+        if let LogPosition::Binlog(_) = position {
+            // The end of the log may be the checkpoint's own write, after which it is not written again unless something
+            // else happens.
+            self.be_busy().await;
+        }
+        self.until_stored(position, within).await;
+    }
+
+    /// What was committed, by key, in commit order.
+    pub async fn expected(&self) -> Expected {
+        match &self.database {
+            Kind::Postgres(database) => Expected::of(database).await,
+            Kind::MySql(database) => {
+                let query = "SELECT partition_key, id FROM outbox ORDER BY partition_key, seq";
+                let rows = database.rows(query).await;
+                Expected::of_rows(rows.iter().map(|row| (row.string(0), row.string(1))))
+            }
+        }
+    }
+
+    pub fn relay(&self, topic: &Topic, flags: &[&str]) -> Relay {
+        Relay::start_at(&self.url(), topic, flags)
+    }
+
+    /// Like [`relay`](Self::relay), and waits until it reads the log: what is committed from then on must be delivered.
+    pub async fn streaming(&self, topic: &Topic, flags: &[&str]) -> Relay {
+        let mut relay = self.relay(topic, flags);
+        relay.until_state("streaming").await;
+        relay
+    }
+}
+
+/// A connection that adds events; see [`Writer`].
+pub enum OutboxWriter {
+    Postgres(Writer),
+    MySql(Box<Mutex<Session>>),
+}
+
+impl OutboxWriter {
+    pub async fn run(&self, statement: &str) {
+        match self {
+            OutboxWriter::Postgres(writer) => writer.run(statement).await,
+            OutboxWriter::MySql(session) => {
+                let ran = session.lock().await.execute(statement).await;
+                ran.unwrap_or_else(|error| panic!("{statement}: {error}"));
+            }
+        }
+    }
+
+    /// Adds one event in the transaction that is open. Keys must come in one order in all transactions.
+    pub async fn add(&self, key: &str) {
+        match self {
+            OutboxWriter::Postgres(writer) => writer.add(key).await,
+            OutboxWriter::MySql(_) => {
+                let count = format!(
+                    "INSERT INTO counters (name, seq) VALUES ('{key}', 1) ON DUPLICATE KEY UPDATE seq = seq + 1"
+                );
+                self.run(&count).await;
+                let add = format!(
+                    "INSERT INTO outbox (partition_key, payload, seq)
+                     SELECT name, JSON_OBJECT('key', name, 'seq', seq), seq FROM counters WHERE name = '{key}'"
+                );
+                self.run(&add).await;
+            }
+        }
+    }
+
+    /// One transaction with an event of each key.
+    pub async fn commit(&self, keys: &[&str]) {
+        self.run("BEGIN").await;
+        for key in keys {
+            self.add(key).await;
+        }
+        self.run("COMMIT").await;
+    }
+}
+
+impl Relay {
+    pub async fn until_state(&mut self, state: &str) {
+        eventually(PATIENCE, &format!("the relay is {state}"), async || {
+            assert!(self.is_running(), "the relay ended before it was {state}");
+            (self.status().await["state"] == state).then_some(())
+        })
+        .await;
+    }
+}
