@@ -10,15 +10,14 @@ mod promises {
     mod broker_outage;
     mod capture;
     mod commands;
+    mod contract;
     mod demo;
     mod documentation;
     mod fast_shutdown_is_not_blocked;
     mod idle_outbox_in_a_busy_database_advances;
     mod init;
     mod kafka_sink;
-    mod killed_relay_loses_nothing;
     mod lost_position;
-    mod million_row_transaction;
     mod payloads;
     mod poison_records;
     mod postgres_connection;
@@ -29,6 +28,4 @@ mod promises {
     mod secrets;
     mod silent_network;
     mod snapshot;
-    mod standby_takes_over;
-    mod watermark_never_passes_unacknowledged;
 }

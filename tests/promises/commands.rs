@@ -11,37 +11,6 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_stopped_relay_drains_and_repeats_nothing() {
-    let kafka = PrivateKafka::start(1).await;
-    let database = Database::with_outbox(Server::Newest).await;
-    let topic = Topic::create_at(&kafka.brokers(), 3, &[]).await;
-    let mut relay = Relay::streaming(&database, &topic, &["--shutdown-timeout", "60s"]).await;
-    let writer = Writer::connect(&database).await;
-    writer.commit(&["a", "b", "c", "d"]).await;
-    let mut reader = topic.reader();
-    let mut records = reader.take(4).await;
-    // Frozen until the stop has been asked for, so that all the rest is in flight then.
-    kafka.freeze(1);
-    for _ in 0..99 {
-        writer.commit(&["a", "b", "c", "d"]).await;
-    }
-    eventually(PATIENCE, "all has been read and is in flight", async || {
-        (relay.status().await["in_flight"] == 396).then_some(())
-    })
-    .await;
-    relay.signal(Signal::SIGTERM);
-    kafka.thaw(1);
-    relay.exits_with(0).await;
-    records.extend(reader.rest().await);
-    assert_eq!(records.len(), 400, "all that was in flight was waited for");
-    Relay::start(&database, &topic, &["--until-caught-up"]).exits_with(0).await;
-    records.extend(reader.rest().await);
-    // What was acknowledged while draining was confirmed as well.
-    let delivered = Expected::of(&database).await.check(&records);
-    assert_eq!((delivered.events, delivered.duplicates), (400, 0));
-}
-
-#[tokio::test]
 async fn a_stop_keeps_its_deadline_when_the_broker_is_frozen() {
     let kafka = PrivateKafka::start(1).await;
     let database = Database::with_outbox(Server::Newest).await;

@@ -1,0 +1,27 @@
+//! What outboxd promises whatever the database is: each promise is one body, run over every source it names.
+//!
+//! A test is called after its promise and its source: `killed_relay_loses_nothing…::mysql`.
+
+/// Makes a test of each source out of a promise, an `async fn` of a [`Source`](crate::support::Source).
+macro_rules! promised {
+    ($promise:ident to $($source:ident),+) => {
+        mod $promise {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $source() {
+                    super::$promise(crate::support::Source::named(stringify!($source))).await;
+                }
+            )+
+        }
+    };
+}
+
+mod broker_outage;
+mod huge_transaction;
+mod idle_outbox;
+mod killed_relay;
+mod rollback;
+mod schema_change;
+mod standby;
+mod stop;
+mod watermark;
