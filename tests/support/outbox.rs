@@ -92,7 +92,7 @@ pub struct Outbox {
 }
 
 enum Kind {
-    Postgres(Box<Database>),
+    Postgres(Database),
     MySql(MySqlDatabase),
 }
 
@@ -100,8 +100,8 @@ impl Outbox {
     /// With a table of the native layout, the counters of [`OutboxWriter`], and `busy`, whose rows are no events.
     pub async fn create(source: Source) -> Self {
         let database = match source {
-            Source::Postgres => Kind::Postgres(Box::new(Database::with_outbox(Server::Newest).await)),
-            Source::OldestPostgres => Kind::Postgres(Box::new(Database::with_outbox(Server::Oldest).await)),
+            Source::Postgres => Kind::Postgres(Database::with_outbox(Server::Newest).await),
+            Source::OldestPostgres => Kind::Postgres(Database::with_outbox(Server::Oldest).await),
             Source::MySql | Source::MariaDb => Kind::MySql(MySqlDatabase::with_outbox(source.flavor()).await),
         };
         Self::with_busy(source, database).await
