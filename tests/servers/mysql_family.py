@@ -85,8 +85,12 @@ class MysqlFamily(Server):
     def start(self, place: Place) -> Process:
         data = place.folder / "data"
         run([self.programs() / "initialize", data], log=place.log)
+        # Not /tmp: MariaDB deletes the temporary tables it finds when it starts, another server's too.
+        temporary = place.folder / "tmp"
+        temporary.mkdir()
         return spawn(
             [self.programs() / "server", f"--defaults-file={CONFIG}/{self.name}.cnf", f"--datadir={data}"]
+            + [f"--tmpdir={temporary}"]
             + ["--bind-address=127.0.0.1", f"--port={place.ports[self.port_variable]}"]
             + [f"--socket={place.folder}/socket", f"--pid-file={place.folder}/pid"]
             + [f"--ssl-ca={place.certificates}/ca.pem"]

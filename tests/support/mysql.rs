@@ -214,9 +214,13 @@ impl PrivateMySql {
         };
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/config").join(config);
         let log = File::options().create(true).append(true).open(self.log()).expect("the log can be written");
+        // Not /tmp: MariaDB deletes the temporary tables it finds when it starts, another server's too.
+        let temporary = self.folder.path().join("tmp");
+        std::fs::create_dir_all(&temporary).expect("a folder for temporary tables");
         let child = Command::new(variable(program))
             .arg(format!("--defaults-file={}", config.display()))
             .arg(format!("--datadir={}", self.data().display()))
+            .arg(format!("--tmpdir={}", temporary.display()))
             .arg(format!("--port={}", self.port))
             .arg("--bind-address=127.0.0.1")
             .arg(format!("--socket={}", self.folder.path().join("s").display()))
