@@ -142,13 +142,14 @@ fn dump(replica: ReplicaId, from: &BinlogPosition) -> Result<Vec<u8>, WireError>
 pub fn refusal(code: u16, message: &str, replica: ReplicaId) -> Option<SourceFailure> {
     // All of a dump's own troubles have one code, ER_MASTER_FATAL_ERROR_READING_BINLOG; MariaDB has a few more.
     const FATAL: u16 = 1236;
+    const SAME_ID: u16 = 4052;
     const POSITION_UNKNOWN: [u16; 3] = [1945, 1947, 1955];
-    if code != FATAL && !POSITION_UNKNOWN.contains(&code) {
+    if code != FATAL && code != SAME_ID && !POSITION_UNKNOWN.contains(&code) {
         return None;
     }
     let told = message.to_ascii_lowercase();
     let says = |words: &[&str]| words.iter().any(|word| told.contains(word));
-    if says(&["same server_uuid", "same server_id", "same server id"]) {
+    if code == SAME_ID || says(&["same server_uuid", "same server_id", "same server id"]) {
         let what = format!("another replica has the server id {}: {message}", replica.server_id);
         return Some(match replica.chosen {
             true => SourceFailure::NotReady {
@@ -203,6 +204,10 @@ mod tests {
         let clash = "A replica with the same server_uuid/server_id as this replica has connected to the source";
         assert!(matches!(of(clash, true), Some(SourceFailure::NotReady { .. })));
         assert!(matches!(of(clash, false), Some(SourceFailure::Transient { .. })));
+        let mariadb = refusal(4052, "A slave with the same server_uuid/server_id is already connected", {
+            ReplicaId { server_id: 9, chosen: true }
+        });
+        assert!(matches!(mariadb, Some(SourceFailure::NotReady { .. })));
         let purged = "Cannot replicate because the source purged required binary logs.";
         assert!(matches!(of(purged, false), Some(SourceFailure::PositionLost { .. })));
         let damaged = "binlog truncated in the middle of event; consider out of disk space; corrupt";
