@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
+use crate::config::Secret;
 use crate::source::SourceFailure;
 
 const DEFAULT_PORT: u16 = 3306;
@@ -119,6 +120,13 @@ impl ConnInfo {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
         };
         info.parameters(query)?;
+        // Read at each connect, so that a rotated password needs no restart.
+        if let Some(password) = info.password.take() {
+            let revealed = Secret::from(password).reveal();
+            info.password = Some(revealed.map_err(|error| {
+                wrong(format!("the source's password: {error}"), "make the file or variable that holds it readable")
+            })?);
+        }
         Ok(info)
     }
 
