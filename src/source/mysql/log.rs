@@ -223,7 +223,7 @@ impl Log {
                 self.statement(&query, &sql, logged_at, chunk)?;
                 self.expanded = sql;
             }
-            Body::LoadData(query) => self.changed_without_rows(query.sql)?,
+            Body::LoadData(query) => self.changed_without_rows(&query, query.sql)?,
             Body::Xid(_) => self.commit(chunk),
             Body::TableMap(body) => return self.table_map(body, logged_at),
             Body::Rows(rows) => self.rows(&rows, buffer, chunk)?,
@@ -297,7 +297,7 @@ impl Log {
             Statement::XaRollback(xid) => self.decide(&xid, false, chunk)?,
             Statement::XaUnreadable => return Err(self.unreadable("the name of an XA transaction makes no sense")),
             Statement::Change => {
-                self.changed_without_rows(sql)?;
+                self.changed_without_rows(query, sql)?;
                 self.end_single(chunk);
             }
             Statement::Ddl => {
@@ -337,10 +337,13 @@ impl Log {
         }
     }
 
-    fn changed_without_rows(&self, sql: &[u8]) -> Result<(), SourceFailure> {
-        match self.tables.names().find(|name| query::mentions(sql, name)) {
+    fn changed_without_rows(&self, query: &Query<'_>, sql: &[u8]) -> Result<(), SourceFailure> {
+        // A name stands for a table of the session's own database unless it says which.
+        let here = |database: &str| query.database.eq_ignore_ascii_case(database.as_bytes()) || query::mentions(sql, database);
+        let mut names = self.tables.qualified_names();
+        match names.find(|(database, name)| query::mentions(sql, name) && here(database)) {
             None => Ok(()),
-            Some(name) => {
+            Some((_, name)) => {
                 let text: String = String::from_utf8_lossy(sql).chars().take(60).collect();
                 Err(undecodable(
                     format!("at {} a statement was logged that changed `{name}` without its rows: {text} …", self.file),

@@ -156,6 +156,11 @@ impl Tables {
         self.names.iter().map(|(_, name)| name.as_str())
     }
 
+    /// Each table of ours, as its database and its name.
+    pub fn qualified_names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.names.iter().map(|(database, name)| (database.as_str(), name.as_str()))
+    }
+
     /// Finds the wanted columns in a table's description. Names that the log does not tell come from the catalog,
     /// which is of now and not of then: it must agree with the log in the number and the types of columns, and the
     /// table must not have been changed since.
