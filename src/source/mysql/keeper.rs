@@ -95,8 +95,10 @@ impl Keeper {
     }
 
     async fn write(&mut self, last: bool) -> Result<(), SourceFailure> {
-        let confirmed = self.confirmed.borrow_and_update().clone();
-        let snapshot_done = self.snapshot_end.as_ref().is_some_and(|end| confirmed.covers(end));
+        let confirmed = self.confirmed.borrow().clone();
+        // A log that was just begun anew ends at nothing, which is covered from the start: it must have been confirmed.
+        let anything = self.confirmed.has_changed().unwrap_or(true);
+        let snapshot_done = anything && self.snapshot_end.as_ref().is_some_and(|end| confirmed.covers(end));
         if self.snapshot_end.is_some() && !snapshot_done {
             return Ok(());
         }

@@ -207,7 +207,12 @@ pub async fn open(
     let mariadb = session.is_mariadb();
     let tables = Tables::new(names, projection.clone(), settings.uuid_columns.clone(), info, mariadb);
     let log = Log::new(tables, start.clone(), mariadb, server.checksum, stats.clone());
-    let (confirmed, watched) = watch::channel(start.clone());
+    let reported = match snapshot {
+        // Nothing is confirmed before the snapshot is delivered.
+        Some(_) => BinlogPosition::new(judge::nothing(&start.gtids), Default::default()),
+        None => start.clone(),
+    };
+    let (confirmed, watched) = watch::channel(reported.clone());
     let (finish_keeper, finished) = oneshot::channel();
     let snapshot_end = snapshot.is_some().then(|| start.clone());
     let keeper = Keeper {
@@ -230,11 +235,6 @@ pub async fn open(
     }
     let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or_else(|| start.clone());
     let alarm = tokio::spawn(keeper.run(finished));
-    let reported = match with_snapshot {
-        // Nothing is confirmed before the snapshot is delivered.
-        true => BinlogPosition::new(judge::nothing(&start.gtids), Default::default()),
-        false => start,
-    };
     Ok(Opened {
         reader: source::Reader::MySql(Box::new(reader)),
         confirmer: source::Confirmer::MySql(Confirmer {
