@@ -177,6 +177,19 @@ pub fn standing(
     }
 }
 
+/// The stored position is older than the one that was stored last: so is the server that holds it.
+pub fn went_back(pipeline: &str, found: &BinlogPosition, written: &BinlogPosition) -> SourceFailure {
+    SourceFailure::PositionLost {
+        what: format!(
+            "the position of pipeline `{pipeline}` is lost: the checkpoint went back, so the server was restored from a \
+             copy\n  stored by this process: {written}\n  found now:              {found}"
+        ),
+        remedy: "find out what was committed after the copy and see that it is delivered; the next start goes on from \
+                 the restored checkpoint"
+            .to_owned(),
+    }
+}
+
 /// Whether two sets have a server in common.
 fn shares_source(one: &GtidSet, other: &GtidSet) -> bool {
     let mut apart = one.clone();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::Memory;
 use super::checkpoint::Place;
 use super::position::BinlogPosition;
 use super::server::Server;
@@ -41,6 +42,7 @@ pub struct Keeper {
     /// What the stored checkpoint had seen.
     pub stored: BinlogPosition,
     pub stored_at: Instant,
+    pub memory: Arc<Memory>,
     pub warned: bool,
 }
 
@@ -120,6 +122,7 @@ impl Keeper {
             SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
             other => other,
         })?;
+        self.memory.remembered().stored = Some(confirmed.clone());
         self.stored = confirmed;
         self.stored_at = Instant::now();
         Ok(())

@@ -93,6 +93,8 @@ pub struct Memory(Mutex<Remembered>);
 struct Remembered {
     /// The last position confirmed by this process, newer than the stored one.
     confirmed: Option<BinlogPosition>,
+    /// The last position stored by this process.
+    stored: Option<BinlogPosition>,
     /// What was committed when the process started ends here.
     caught_up_at: Option<BinlogPosition>,
     /// Since when the server lacks what was delivered.
@@ -139,9 +141,10 @@ pub async fn open(
     let info = conninfo(settings)?;
     let database = checkpoint::database(&info)?.to_owned();
     let pipeline = of.name.as_str();
-    let (mut session, server) = writable_server(&info, settings).await?;
+    let mut session = connect(settings, &info).await?;
     // All connections must be to one and the same server.
     let info = ConnInfo { hosts: vec![session.host().clone()], ..info };
+    let server = Server::ask(&mut session).await?;
     refuse(judge::settings(&server))?;
     keeper::take_lock(&mut session, &database, pipeline).await?;
 
@@ -226,6 +229,7 @@ pub async fn open(
         interval: of.checkpoint_interval,
         stored: start.clone(),
         stored_at: Instant::now(),
+        memory: memory.clone(),
         warned: false,
     };
     let with_snapshot = snapshot.is_some();
@@ -246,42 +250,6 @@ pub async fn open(
         caught_up_at: Position::Binlog(Box::new(caught_up_at)),
         alarm,
     })
-}
-
-/// The first server that answers and, where the checkpoint is to be stored there, can be written to: after a fail-over
-/// the old primary may be back as a replica.
-async fn writable_server(info: &ConnInfo, settings: &MySqlSettings) -> Result<(Session, Server), SourceFailure> {
-    let mut read_only = None;
-    let mut unreachable = None;
-    for host in &info.hosts {
-        let one = ConnInfo { hosts: vec![host.clone()], ..info.clone() };
-        let mut session = match Session::connect(&one).await {
-            Ok(session) => session,
-            Err(failure @ SourceFailure::Transient { .. }) => {
-                unreachable = Some(failure);
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        let server = Server::ask(&mut session).await?;
-        if !server.read_only || settings.checkpoint != CheckpointPlace::Source {
-            return Ok((session, server));
-        }
-        read_only = Some(host);
-        session.close().await;
-    }
-    match (unreachable, read_only) {
-        // The primary may be the one that does not answer.
-        (Some(failure), _) => Err(failure),
-        (None, Some(_)) if info.hosts.len() > 1 => Err(SourceFailure::transient(format!(
-            "every server of {} is read-only: waiting for one of them to become the primary",
-            info.describe()
-        ))),
-        _ => Err(SourceFailure::NotReady {
-            what: format!("{} is read-only, so the checkpoint cannot be stored there", info.describe()),
-            remedy: "connect to the primary, or use --checkpoint kafka or file:PATH".to_owned(),
-        }),
-    }
 }
 
 /// The first of the problems, as a run tells them; `check` shows them all.
@@ -315,8 +283,18 @@ fn known_position(
     reach: &server::Reach,
     memory: &Memory,
 ) -> Result<BinlogPosition, SourceFailure> {
-    let position = judge::position(stored, server)?;
+    let found = judge::position(stored, server)?;
     let mut remembered = memory.remembered();
+    if let Some(written) = remembered.stored.as_ref().filter(|written| !found.covers(written))
+        && stored.server == server.identity
+    {
+        // What was committed since under the same numbers would pass for delivered.
+        return Err(judge::went_back(pipeline, &found, written));
+    }
+    let position = match &remembered.confirmed {
+        Some(newer) if newer.covers(&found) => newer.clone(),
+        _ => found,
+    };
     match judge::standing(pipeline, stored, &position, server, reach) {
         Standing::Fits => remembered.behind_since = None,
         Standing::Lost(failure) => return Err(failure),
@@ -335,10 +313,33 @@ fn known_position(
             });
         }
     }
-    Ok(match &remembered.confirmed {
-        Some(newer) if newer.covers(&position) => newer.clone(),
-        _ => position,
-    })
+    Ok(position)
+}
+
+/// A session with the server to read from. Where several are named and the checkpoint is kept in the source, it is the
+/// first that can be written: after a fail-over the old primary may be back as a replica.
+async fn connect(settings: &MySqlSettings, info: &ConnInfo) -> Result<Session, SourceFailure> {
+    if info.hosts.len() == 1 || settings.checkpoint != CheckpointPlace::Source {
+        return Session::connect(info).await;
+    }
+    let mut failures = Vec::new();
+    for host in &info.hosts {
+        let alone = ConnInfo { hosts: vec![host.clone()], ..info.clone() };
+        let tried = async {
+            let mut session = Session::connect(&alone).await?;
+            Ok((server::is_read_only(&mut session).await?, session))
+        };
+        match tried.await {
+            Ok((false, session)) => return Ok(session),
+            Ok((true, session)) => {
+                session.close().await;
+                failures.push(SourceFailure::transient(format!("{host} is read-only: waiting for its promotion")));
+            }
+            Err(failure @ SourceFailure::Transient { .. }) => failures.push(failure),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(wire::summary(failures))
 }
 
 /// Where a log is entered for the first time.
@@ -376,7 +377,7 @@ pub fn conninfo(settings: &MySqlSettings) -> Result<ConnInfo, SourceFailure> {
 /// Waits until nobody else holds the pipeline.
 pub async fn stand_by(settings: &MySqlSettings, pipeline: &str) -> Result<(), SourceFailure> {
     let info = conninfo(settings)?;
-    let mut session = Session::connect(&info).await?;
+    let mut session = connect(settings, &info).await?;
     keeper::wait_for_lock(&mut session, checkpoint::database(&info)?, pipeline).await?;
     session.close().await;
     Ok(())

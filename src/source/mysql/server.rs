@@ -47,11 +47,7 @@ impl Reach {
 
 impl Server {
     pub async fn ask(session: &mut Session) -> Result<Self, SourceFailure> {
-        let mut variable = async |name: &str| -> Result<String, SourceFailure> {
-            let statement = format!("SHOW GLOBAL VARIABLES WHERE variable_name = {}", literal(name));
-            let rows = session.query(&statement).await?;
-            Ok(rows.first().map(|row| row.string(1)).unwrap_or_default())
-        };
+        let mut variable = async |name: &str| variable(session, name).await;
         let server_id = variable("server_id").await?;
         let server_uuid = variable("server_uuid").await?;
         let log_bin = variable("log_bin").await?;
@@ -62,7 +58,7 @@ impl Server {
         let checksum = variable("binlog_checksum").await?;
         let seconds = variable("binlog_expire_logs_seconds").await?;
         let days = variable("expire_logs_days").await?;
-        let read_only = variable("read_only").await?;
+        let read_only = is_read_only(session).await?;
         let flavor = session.flavor;
         let days: f64 = days.parse().unwrap_or(0.0);
         Ok(Server {
@@ -76,7 +72,7 @@ impl Server {
             gtid_mode: gtid_mode.to_ascii_uppercase(),
             checksum: checksum.eq_ignore_ascii_case("CRC32"),
             expires: seconds.parse().ok().filter(|seconds| *seconds > 0).unwrap_or((days * 86_400.0) as u64),
-            read_only: !matches!(read_only.to_ascii_uppercase().as_str(), "OFF" | "0" | ""),
+            read_only,
         })
     }
 
@@ -138,6 +134,19 @@ impl Server {
         };
         Ok(BinlogPosition::new(gtids, file))
     }
+}
+
+/// A global setting; empty where the server does not have it.
+async fn variable(session: &mut Session, name: &str) -> Result<String, SourceFailure> {
+    let statement = format!("SHOW GLOBAL VARIABLES WHERE variable_name = {}", literal(name));
+    let rows = session.query(&statement).await?;
+    Ok(rows.first().map(|row| row.string(1)).unwrap_or_default())
+}
+
+/// Whether the server refuses to be written to, as a replica does.
+pub async fn is_read_only(session: &mut Session) -> Result<bool, SourceFailure> {
+    let read_only = variable(session, "read_only").await?;
+    Ok(!matches!(read_only.to_ascii_uppercase().as_str(), "OFF" | "0" | ""))
 }
 
 fn parse_set(text: &str, session: &Session) -> Result<GtidSet, SourceFailure> {

@@ -75,7 +75,7 @@ pub async fn dial(info: &ConnInfo) -> Result<Wire, SourceFailure> {
 }
 
 /// One failure for all hosts: it passes if any of them may.
-fn summary(mut failures: Vec<SourceFailure>) -> SourceFailure {
+pub fn summary(mut failures: Vec<SourceFailure>) -> SourceFailure {
     if let (1, Some(_)) = (failures.len(), failures.last()) {
         return failures.remove(0);
     }
