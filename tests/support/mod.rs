@@ -4,6 +4,7 @@
 //! A server that is missing makes a test fail, never pass. Waiting is always for a condition, with a deadline that a
 //! busy machine keeps.
 
+mod binlog;
 mod command;
 mod database;
 mod delivery;
@@ -15,6 +16,7 @@ mod proxy;
 mod relay;
 mod topic;
 
+pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
 pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};

@@ -240,6 +240,27 @@ impl PrivateMySql {
         .await;
     }
 
+    /// Keeps a copy of the stopped server's data, for [`Self::go_back`].
+    pub fn keep_copy(&self) {
+        self.copy(&self.data(), &self.earlier());
+    }
+
+    /// Puts the kept copy in the place of the stopped server's data.
+    pub fn go_back(&self) {
+        std::fs::remove_dir_all(self.data()).expect("the data can be removed");
+        self.copy(&self.earlier(), &self.data());
+    }
+
+    fn earlier(&self) -> PathBuf {
+        self.folder.path().join("earlier")
+    }
+
+    fn copy(&self, from: &Path, to: &Path) {
+        assert!(self.child.is_none(), "only a stopped server's data are of one piece");
+        let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
+        assert!(copied.success(), "a copy of {}", from.display());
+    }
+
     /// A clean shutdown.
     pub async fn stop(&mut self) {
         self.end(Signal::SIGTERM).await;
