@@ -18,6 +18,7 @@ mod promises {
     mod init;
     mod kafka_sink;
     mod lost_position;
+    mod mysql_checkpoint;
     mod mysql_log;
     mod payloads;
     mod poison_records;
