@@ -21,6 +21,7 @@ mod promises {
     mod mysql_checkpoint;
     mod mysql_connection;
     mod mysql_log;
+    mod mysql_types;
     mod payloads;
     mod poison_records;
     mod postgres_connection;
