@@ -19,6 +19,7 @@ mod promises {
     mod kafka_sink;
     mod lost_position;
     mod mysql_checkpoint;
+    mod mysql_commands;
     mod mysql_connection;
     mod mysql_log;
     mod mysql_types;
