@@ -339,7 +339,8 @@ impl Log {
 
     fn changed_without_rows(&self, query: &Query<'_>, sql: &[u8]) -> Result<(), SourceFailure> {
         // A name stands for a table of the session's own database unless it says which.
-        let here = |database: &str| query.database.eq_ignore_ascii_case(database.as_bytes()) || query::mentions(sql, database);
+        let here =
+            |database: &str| query.database.eq_ignore_ascii_case(database.as_bytes()) || query::mentions(sql, database);
         let mut names = self.tables.qualified_names();
         match names.find(|(database, name)| query::mentions(sql, name) && here(database)) {
             None => Ok(()),
