@@ -172,7 +172,12 @@ pub fn refusal(code: u16, message: &str, replica: ReplicaId) -> Option<SourceFai
             "client requested source to start replication from",
         ]);
     Some(match lost {
-        true => SourceFailure::PositionLost { what: message.to_owned(), remedy: String::new() },
+        true => SourceFailure::PositionLost {
+            what: format!("the server no longer has the log that comes next: {message}"),
+            remedy: "find out what was committed in between and see that it is delivered; then go on with --start now \
+                     (or earliest) under another --name"
+                .to_owned(),
+        },
         // A damaged log, a packet too large: retrying does not help, and skipping is out of the question.
         false if says(&["corrupt", "max_allowed_packet", "bogus data", "checksum"]) => SourceFailure::Undecodable {
             what: format!("the server cannot read its own log: {message}"),
