@@ -221,6 +221,23 @@ async fn xa_rows_survive_a_kill_between_prepare_and_commit() {
 }
 
 #[tokio::test]
+async fn a_first_start_tells_of_xa_transactions_that_it_comes_too_late_for() {
+    on_both(async |flavor| {
+        let numbers = Numbers::on(flavor).await;
+        let a = xa_name(&numbers, "a");
+        let mut session = numbers.database.connect().await;
+        for statement in [&format!("XA START {a}"), &add(1), &format!("XA END {a}"), &format!("XA PREPARE {a}")] {
+            session.execute(statement).await.expect("an XA statement");
+        }
+        let relay = numbers.reading(&[]).await;
+        assert!(relay.log().contains("XA transactions are prepared already"), "{}", relay.log());
+        session.execute(&format!("XA ROLLBACK {a}")).await.expect("a rollback");
+        relay.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_transaction_of_many_statements_arrives_whole_and_in_order() {
     on_both(async |flavor| {
         let mut numbers = Numbers::on(flavor).await;

@@ -193,6 +193,7 @@ pub async fn open(
         },
     };
     if stored.is_none() {
+        warn_of_prepared(&mut session).await;
         // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
         place.save(&mut session, &checkpoint).await?;
     }
@@ -250,6 +251,20 @@ pub async fn open(
         caught_up_at: Position::Binlog(Box::new(caught_up_at)),
         alarm,
     })
+}
+
+/// What was prepared before the log is entered lies before the place where it is entered, also if it is committed later.
+async fn warn_of_prepared(session: &mut Session) {
+    // On MySQL one may need a right of its own to ask.
+    if let Ok(prepared) = session.query("XA RECOVER").await
+        && !prepared.is_empty()
+    {
+        tracing::warn!(
+            transactions = prepared.len(),
+            "XA transactions are prepared already: outbox rows that they hold are not delivered when they are committed, \
+             unless --start lies before them"
+        );
+    }
 }
 
 /// The first of the problems, as a run tells them; `check` shows them all.
