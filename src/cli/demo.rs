@@ -2,7 +2,7 @@
 //! configure.
 //!
 //! ```text
-//!  writers ──COMMIT──▶ PostgreSQL ──log──▶ outboxd run ──▶ Kafka ──▶ consumer
+//!  writers ──COMMIT──▶  database  ──log──▶ outboxd run ──▶ Kafka ──▶ consumer
 //!     │                (a process)        (a process,              (a thread)
 //!     │                                    killed once)               │
 //!     └───────── what was committed ──▶ ledger ◀── what arrived ──────┘
@@ -13,12 +13,15 @@
 
 mod broker;
 mod ledger;
+mod mysql;
+mod mysql_program;
 mod performance;
 mod postgres;
 mod programs;
 mod relay_process;
 mod report;
 mod scratch;
+mod shop;
 mod workload;
 
 use std::time::Instant;
@@ -27,12 +30,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::broker::Broker;
 use self::ledger::{Arrival, Verdict};
-use self::performance::{Performance, SlotLook};
-use self::postgres::Postgres;
-use self::programs::Programs;
+use self::performance::Performance;
 use self::relay_process::RelayProcess;
 use self::report::{Stage, count, span};
 use self::scratch::{Account, Scratch};
+use self::shop::{Shop, Standing};
 use self::workload::Outcome;
 use super::{DemoArgs, unexpected};
 use crate::failure::{ExitCode, Halt};
@@ -79,29 +81,29 @@ fn stopped() -> Result<impl Future<Output = ()>, Halt> {
 
 async fn show(args: &DemoArgs, broker: &Broker, stage: &Stage) -> Result<ExitCode, Halt> {
     let began = Instant::now();
-    stage.line(stage.bold("outboxd demo: orders from PostgreSQL's log to Kafka, through a crash"));
+    let database = shop::name(args.source);
+    stage.line(stage.bold(format_args!("outboxd demo: orders from {database}'s log to Kafka, through a crash")));
     stage.heading("Starting");
     let account = Account::choose()?;
-    let programs = Programs::find(args.postgres_bin.as_deref(), &account, stage).await?;
     let scratch = Scratch::create(&account)?;
-    let postgres = Postgres::start(&programs, &account, &scratch, stage).await?;
+    let shop = Shop::open(args, &account, &scratch, stage).await?;
     let owner = account.other().map_or_else(String::new, |user| format!(", run as {user}"));
-    stage.line(format_args!("  PostgreSQL  {} at {}{owner}", programs.version(), postgres.url()));
+    stage.line(format_args!("  {database:<10}  {} at {}{owner}", shop.version(), shop.url()));
     let whose = if broker.is_embedded() { "embedded in this process, " } else { "" };
     stage.line(format_args!("  Kafka       {whose}{}, topic {}", broker.servers(), broker.topic()));
-    let mut relay = RelayProcess::new(&postgres, broker, &scratch)?;
+    let mut relay = RelayProcess::new(&shop, broker, &scratch)?;
     relay.start()?;
-    stage.during("Starting the relay, which makes publication and slot", relay.ready()).await?;
+    stage.during(&format!("Starting the relay, which makes {}", shop.made_by_relay()), relay.ready()).await?;
     stage.line(format_args!("  Relay       process {}, http://{}/status", relay.pid(), relay.admin()));
     stage.line(stage.dim(format_args!("              $ {}", relay.command_line())));
 
-    let mut performance = Performance::begin(&postgres, broker, relay, stage).await?;
-    let slot = performance.play(&postgres).await?;
+    let mut performance = Performance::begin(&shop, broker, relay, stage).await?;
+    let standing = performance.play().await?;
     let verdict = performance.verdict();
-    sum_up(&verdict, &slot, began, stage);
+    sum_up(&verdict, &shop, &standing, began, stage);
     let mut broken = verdict.broken();
-    if !slot.is_caught_up() {
-        broken.push(format!("the slot's confirmed position stays {} bytes behind the log's end", slot.behind));
+    if !standing.is_caught_up() {
+        broken.push(format!("the confirmed position stays {} the log's end", shop.behind(&standing)));
     }
     if !broken.is_empty() {
         return Err(Halt {
@@ -111,12 +113,12 @@ async fn show(args: &DemoArgs, broker: &Broker, stage: &Stage) -> Result<ExitCod
         });
     }
     if args.keep {
-        keep(&mut performance, &postgres, broker, stage).await?;
+        keep(&mut performance, &shop, broker, stage).await?;
     }
     Ok(ExitCode::Done)
 }
 
-fn sum_up(verdict: &Verdict, slot: &SlotLook, began: Instant, stage: &Stage) {
+fn sum_up(verdict: &Verdict, shop: &Shop, standing: &Standing, began: Instant, stage: &Stage) {
     stage.close();
     let mark = |bad: usize, text: String| if bad == 0 { stage.good(text) } else { stage.bad(text) };
     stage.heading("Summary");
@@ -136,21 +138,18 @@ fn sum_up(verdict: &Verdict, slot: &SlotLook, began: Instant, stage: &Stage) {
         .longest_through_outage
         .map_or_else(String::new, |longest| stage.dim(format_args!(" (through the outage at most {})", span(longest))));
     say("latency", format!("p50 {median}, p99 {slowest} from commit to consumer{through}"));
-    let behind = mark(usize::from(!slot.is_caught_up()), format!("{} bytes behind", slot.behind));
-    say("slot", format!("confirmed {}, log ends at {}, {behind}", slot.confirmed, slot.current));
+    let behind = mark(usize::from(!standing.is_caught_up()), shop.behind(standing));
+    let aside = shop.not_counted().map_or_else(String::new, |aside| stage.dim(format_args!(" ({aside})")));
+    say(shop.mark(), format!("confirmed {}, log ends at {}, {behind}{aside}", standing.confirmed, standing.end));
     say("took", format!("{} s", began.elapsed().as_secs()));
 }
 
 /// Until Ctrl-C.
-async fn keep(
-    performance: &mut Performance<'_>,
-    postgres: &Postgres,
-    broker: &Broker,
-    stage: &Stage,
-) -> Result<(), Halt> {
+async fn keep(performance: &mut Performance<'_>, shop: &Shop, broker: &Broker, stage: &Stage) -> Result<(), Halt> {
     stage.heading("Everything stays up until Ctrl-C");
-    let psql = format!("PGPASSWORD={} psql {}", postgres.password(), postgres.url());
-    stage.line(format_args!("  psql    {psql}"));
+    let (client, arguments) = shop.client();
+    let password = format!("{}={}", shop.password_variable(), shop.password());
+    stage.line(format_args!("  {client:<7} {password} {client} {arguments}"));
     stage.line(format_args!("  Kafka   {}, topic {}", broker.servers(), broker.topic()));
     stage.line(format_args!("  admin   http://{}/status and /metrics", performance.admin()));
     stage.line("  Try     INSERT INTO outbox (partition_key, payload) VALUES ('you', '{\"hello\": \"world\"}');");

@@ -77,6 +77,15 @@ Examples:
   outboxd init postgres://owner@db/shop --dry-run
   outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox";
 
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  outboxd demo
+  outboxd demo --source mysql --keep
+  outboxd demo --source mariadb --server-program /opt/mariadb/bin/mariadbd
+
+PostgreSQL is downloaded where there is none; MySQL or MariaDB must be installed.
+Everything runs in a temporary folder and on the loopback address.";
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Relay until stopped
@@ -93,6 +102,7 @@ pub enum Command {
     /// Show what a running outboxd is doing
     Status(StatusArgs),
     /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
+    #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
     /// Print the completion script of a shell
     Completions {
@@ -190,6 +200,9 @@ pub struct StatusArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
+    /// Database to show it with
+    #[arg(long, value_enum, value_name = "DATABASE", default_value = "postgres")]
+    pub source: DemoSource,
     /// Kafka to use instead of the embedded broker
     #[arg(long, value_name = "SERVERS")]
     pub brokers: Option<String>,
@@ -199,6 +212,16 @@ pub struct DemoArgs {
     /// Folder of PostgreSQL's programs, or `download` [default: found on PATH or in the usual places, else downloaded]
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
+    /// MySQL's or MariaDB's server, as /usr/sbin/mysqld [default: found on PATH or in the usual places]
+    #[arg(long, value_name = "PATH")]
+    pub server_program: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DemoSource {
+    Postgres,
+    Mysql,
+    Mariadb,
 }
 
 /// The commands whose options are a layer of the configuration.

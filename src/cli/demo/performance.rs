@@ -1,5 +1,5 @@
 //! The play itself: the workload runs, the relay dies and returns, and the audience sees a sample of what happens, with
-//! the totals and the slot's position kept current below it.
+//! the totals and the confirmed position kept current below it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -9,16 +9,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::Happening;
 use super::broker::{Broker, Consumer};
 use super::ledger::{Arrival, Ledger, Verdict, percentile};
-use super::postgres::Postgres;
 use super::relay_process::RelayProcess;
 use super::report::{Stage, count, span};
 use super::scratch::last_lines;
+use super::shop::{Shop, Standing, Watch};
 use super::workload::{Outcome, Workload};
-use crate::cli::unexpected;
 use crate::failure::Halt;
-use crate::position::Lsn;
-use crate::source::postgres::slot;
-use crate::source::postgres::sql::SqlSession;
 
 const BEFORE_THE_KILL: Duration = Duration::from_secs(6);
 const WITHOUT_RELAY: Duration = Duration::from_secs(3);
@@ -34,28 +30,15 @@ const SHOWN_AT_FIRST: usize = 4;
 const SHOWN_EVERY: Duration = Duration::from_millis(1500);
 const LONGEST_VALUE: usize = 90;
 
-/// Where the slot stands.
-#[derive(Clone, Copy, Default)]
-pub struct SlotLook {
-    pub confirmed: Lsn,
-    pub current: Lsn,
-    pub behind: u64,
-}
-
-impl SlotLook {
-    pub fn is_caught_up(&self) -> bool {
-        self.behind == 0 && self.confirmed != Lsn::ZERO
-    }
-}
-
 pub struct Performance<'a> {
     stage: &'a Stage,
     ledger: Ledger,
     happenings: UnboundedReceiver<Happening>,
     sender: UnboundedSender<Happening>,
     relay: RelayProcess,
-    session: SqlSession,
-    slot: SlotLook,
+    shop: &'a Shop,
+    watch: Watch,
+    standing: Standing,
     _consumer: Consumer,
     /// Events whose transaction was shown and whose arrival is to be.
     awaited: HashSet<String>,
@@ -70,7 +53,7 @@ pub struct Performance<'a> {
 
 impl<'a> Performance<'a> {
     pub async fn begin(
-        postgres: &Postgres,
+        shop: &'a Shop,
         broker: &Broker,
         relay: RelayProcess,
         stage: &'a Stage,
@@ -81,8 +64,9 @@ impl<'a> Performance<'a> {
             ledger: Ledger::default(),
             happenings,
             relay,
-            session: postgres.connect().await?,
-            slot: SlotLook::default(),
+            shop,
+            watch: shop.watch().await?,
+            standing: Standing::default(),
             _consumer: broker.consume(sender.clone())?,
             sender,
             awaited: HashSet::new(),
@@ -94,11 +78,11 @@ impl<'a> Performance<'a> {
         })
     }
 
-    /// All scenes; where the slot stands at the end.
-    pub async fn play(&mut self, postgres: &Postgres) -> Result<SlotLook, Halt> {
-        let stage = self.stage;
+    /// All scenes; where the confirmed position stands at the end.
+    pub async fn play(&mut self) -> Result<Standing, Halt> {
+        let (stage, shop) = (self.stage, self.shop);
         stage.heading("Orders are written, events arrive");
-        let mut workload = Workload::start(postgres, &self.sender).await?;
+        let mut workload = Workload::start(shop, &self.sender).await?;
         self.play_for(BEFORE_THE_KILL).await?;
 
         stage.heading(format_args!("The relay (process {}) is killed: kill -9; the shop goes on", self.relay.pid()));
@@ -109,7 +93,7 @@ impl<'a> Performance<'a> {
         let returned = Instant::now();
         let waiting = self.ledger.waiting_since_before(returned);
         let missed = count(waiting, "committed event");
-        stage.heading(format_args!("{missed} wait in PostgreSQL's log: the relay is started again"));
+        stage.heading(format_args!("{missed} wait in {}'s log: the relay is started again", shop.name()));
         self.relay.start()?;
         let caught_up = self.play_until(|play| play.ledger.waiting_since_before(returned) == 0).await?;
         let now = Instant::now();
@@ -122,11 +106,14 @@ impl<'a> Performance<'a> {
         self.play_for(AFTER_THE_RETURN).await?;
 
         workload.finish().await?;
-        stage.heading("The shop closes; the last events arrive, the slot is confirmed to the end of the log");
+        let mark = shop.mark();
+        stage.heading(format_args!(
+            "The shop closes; the last events arrive, the {mark} is confirmed to the end of the log"
+        ));
         self.play_until(|play| play.ledger.waiting_since_before(Instant::now()) == 0).await?;
         self.play_for(AFTERMATH).await?;
-        self.play_until(|play| play.slot.is_caught_up()).await?;
-        Ok(self.slot)
+        self.play_until(|play| play.standing.is_caught_up()).await?;
+        Ok(self.standing.clone())
     }
 
     /// Shows whatever arrives, for ever.
@@ -167,7 +154,7 @@ impl<'a> Performance<'a> {
                 Some(happening) = self.happenings.recv() => self.tell(happening),
                 _ = glance.tick() => {
                     self.relay.assert_running()?;
-                    self.look_at_slot().await?;
+                    self.standing = self.watch.look().await?;
                     if !self.show_all {
                         self.stage.state(&self.state());
                     }
@@ -180,24 +167,16 @@ impl<'a> Performance<'a> {
         }
     }
 
-    async fn look_at_slot(&mut self) -> Result<(), Halt> {
-        let state = slot::state(&self.session, &Postgres::slot(), self.session.server_version()).await;
-        let state = state.map_err(|failure| unexpected(failure.to_string()))?;
-        let state = state.ok_or_else(|| unexpected(format!("the slot {} is gone", Postgres::slot())))?;
-        let confirmed = state.confirmed.unwrap_or_default();
-        self.slot = SlotLook { confirmed, current: state.current, behind: state.current.bytes_since(confirmed) };
-        Ok(())
-    }
-
     fn state(&self) -> String {
         let (committed, arrived) = (self.ledger.events_committed(), self.ledger.events_arrived());
         let (met, _) = self.ledger.latencies();
         let (median, slowest) = (span(percentile(&met, 50)), span(percentile(&met, 99)));
-        let SlotLook { confirmed, current, behind } = self.slot;
+        let Standing { confirmed, end, .. } = &self.standing;
+        let (mark, behind) = (self.shop.mark(), self.shop.behind(&self.standing));
         let order = if self.ledger.is_in_order() { "" } else { " · OUT OF ORDER" };
         format!(
             "inserted {committed} · arrived {arrived} · waiting {} · p50 {median} p99 {slowest} · \
-             slot {confirmed} of {current}, {behind} bytes behind{order}",
+             {mark} {confirmed} of {end}, {behind}{order}",
             committed - arrived
         )
     }

@@ -1,22 +1,26 @@
 //! A real PostgreSQL of the demo's own: made in the scratch folder, reachable on the loopback address with a password
 //! that only the demo knows, gone with it.
 
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use tokio_postgres::Statement;
 
+use super::ledger::Event;
 use super::programs::Programs;
 use super::report::Stage;
-use super::scratch::{Account, Scratch, end, free_port, last_lines, tie, token};
+use super::scratch::{Account, Scratch, end, free_port, last_lines, log_file, tie, token};
+use super::shop::Standing;
+use super::workload::{Outcome, failed};
 use crate::cli::unexpected;
 use crate::failure::Halt;
+use crate::position::Lsn;
 use crate::source::postgres::conninfo::ConnInfo;
-use crate::source::postgres::setup;
 use crate::source::postgres::sql::{self, SqlSession};
+use crate::source::postgres::{setup, slot};
 
 const DATABASE: &str = "shop";
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
@@ -40,6 +44,7 @@ pub struct Postgres {
     server: Child,
     port: u16,
     password: String,
+    version: String,
 }
 
 impl Postgres {
@@ -65,7 +70,7 @@ impl Postgres {
         let (out, err) = log_file(&log)?;
         let server = tie(&mut command, Signal::SIGQUIT).stdout(out).stderr(err).spawn();
         let server = server.map_err(|error| unexpected(format!("cannot start PostgreSQL: {error}")))?;
-        let mut postgres = Postgres { server, port, password };
+        let mut postgres = Postgres { server, port, password, version: programs.version() };
         stage.during(&format!("Starting PostgreSQL {}", programs.version()), postgres.accepts(&log)).await?;
         let session = postgres.connect_to("postgres").await?;
         let created = session.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await;
@@ -95,7 +100,25 @@ impl Postgres {
         }
     }
 
-    pub async fn connect(&self) -> Result<SqlSession, Halt> {
+    /// The customers, each with no event yet.
+    pub async fn admit(&self, customers: &[&str]) -> Result<(), Halt> {
+        let session = self.connect().await?;
+        let inserted = session.execute("INSERT INTO customers SELECT unnest($1::text[])", &[&customers]).await;
+        inserted.map(drop).map_err(|error| refused(&error))
+    }
+
+    pub async fn till(&self) -> Result<Till, Halt> {
+        let session = self.connect().await?;
+        let insert_order = session.prepare(INSERT_ORDER).await.map_err(|error| refused(&error))?;
+        let insert_event = session.prepare(INSERT_EVENT).await.map_err(|error| refused(&error))?;
+        Ok(Till { session, insert_order, insert_event })
+    }
+
+    pub async fn watch(&self) -> Result<SlotWatch, Halt> {
+        Ok(SlotWatch(self.connect().await?))
+    }
+
+    async fn connect(&self) -> Result<SqlSession, Halt> {
         self.connect_to(DATABASE).await
     }
 
@@ -118,8 +141,8 @@ impl Postgres {
         &self.password
     }
 
-    pub fn slot() -> String {
-        format!("outboxd_{DATABASE}")
+    pub fn version(&self) -> &str {
+        &self.version
     }
 }
 
@@ -127,6 +150,62 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         // Immediate shutdown: nobody needs the data.
         end(&mut self.server, Signal::SIGQUIT, Duration::from_secs(5));
+    }
+}
+
+fn refused(error: &tokio_postgres::Error) -> Halt {
+    failed(&error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string))
+}
+
+/// Where one writer's orders are taken.
+pub struct Till {
+    session: SqlSession,
+    insert_order: Statement,
+    insert_event: Statement,
+}
+
+const INSERT_ORDER: &str = "INSERT INTO orders (customer, item, amount) VALUES ($1, $2, $3) RETURNING id";
+
+/// The customer's row is locked until the transaction's end: the numbers rise in commit order.
+const INSERT_EVENT: &str = "
+    WITH next AS (UPDATE customers SET events = events + 1 WHERE name = $1 RETURNING events)
+    INSERT INTO outbox (partition_key, event_type, payload)
+    SELECT $1::text, $2::text, jsonb_build_object('number', events, 'type', $2::text, 'order', $3::bigint, 'item', $4::text)
+    FROM next RETURNING id::text, (payload->>'number')::bigint";
+
+impl Till {
+    pub async fn execute(&self, statement: &str) -> Result<(), Halt> {
+        self.session.batch_execute(statement).await.map_err(|error| refused(&error))
+    }
+
+    pub async fn order(&self, customer: &str, item: &str, amount: i32) -> Result<i64, Halt> {
+        let row = self.session.query_one(&self.insert_order, &[&customer, &item, &amount]).await;
+        Ok(row.map_err(|error| refused(&error))?.get(0))
+    }
+
+    pub async fn event(&self, order: &Outcome, step: &str) -> Result<Event, Halt> {
+        let row =
+            self.session.query_one(&self.insert_event, &[&order.customer, &step, &order.order, &order.item]).await;
+        let row = row.map_err(|error| refused(&error))?;
+        Ok(Event { id: row.get(0), key: order.customer.to_owned(), number: row.get(1) })
+    }
+}
+
+/// Looks at the relay's slot.
+pub struct SlotWatch(SqlSession);
+
+impl SlotWatch {
+    pub async fn look(&self) -> Result<Standing, Halt> {
+        let slot = format!("outboxd_{DATABASE}");
+        let state = slot::state(&self.0, &slot, self.0.server_version()).await;
+        let state = state.map_err(|failure| unexpected(failure.to_string()))?;
+        let state = state.ok_or_else(|| unexpected(format!("the slot {slot} is gone")))?;
+        let confirmed = state.confirmed.filter(|confirmed| *confirmed != Lsn::ZERO);
+        Ok(Standing {
+            confirmed: confirmed.map_or_else(String::new, |confirmed| confirmed.to_string()),
+            end: state.current.to_string(),
+            behind: state.current.bytes_since(confirmed.unwrap_or_default()),
+        })
     }
 }
 
@@ -173,10 +252,4 @@ fn settings(port: u16, scratch: &Path) -> Vec<String> {
         "shared_buffers=32MB".to_owned(),
         "max_connections=30".to_owned(),
     ]
-}
-
-/// A new log, for both outputs of a process.
-pub fn log_file(path: &Path) -> Result<(File, File), Halt> {
-    let both = File::options().create(true).append(true).open(path).and_then(|log| Ok((log.try_clone()?, log)));
-    both.map_err(|error| unexpected(format!("cannot write {}: {error}", path.display())))
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::broker::Broker;
-use super::postgres::{Postgres, log_file};
-use super::scratch::{Scratch, end, free_port, last_lines, tie, without_settings};
+use super::scratch::{Scratch, end, free_port, last_lines, log_file, tie, without_settings};
+use super::shop::Shop;
 use crate::cli::{status, unexpected};
 use crate::failure::Halt;
 
@@ -16,7 +16,8 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct RelayProcess {
     arguments: Vec<String>,
-    password: String,
+    /// The variable that it is looked for in, and itself.
+    password: (&'static str, String),
     folder: PathBuf,
     log: PathBuf,
     admin: String,
@@ -24,18 +25,17 @@ pub struct RelayProcess {
 }
 
 impl RelayProcess {
-    pub fn new(postgres: &Postgres, broker: &Broker, scratch: &Scratch) -> Result<RelayProcess, Halt> {
+    pub fn new(shop: &Shop, broker: &Broker, scratch: &Scratch) -> Result<RelayProcess, Halt> {
         let admin = format!("127.0.0.1:{}", free_port()?);
-        let mut arguments = ["run", &postgres.url(), "--brokers", broker.servers(), "--topic", broker.topic()]
-            .map(str::to_owned)
-            .to_vec();
+        let mut arguments =
+            ["run", &shop.url(), "--brokers", broker.servers(), "--topic", broker.topic()].map(str::to_owned).to_vec();
         arguments.extend(["--admin", &admin, "--log-format", "text"].map(str::to_owned));
         if let Some(partitions) = broker.topic_to_create() {
             arguments.extend(["--create-topics".to_owned(), partitions.to_string()]);
         }
         Ok(RelayProcess {
             arguments,
-            password: postgres.password().to_owned(),
+            password: (shop.password_variable(), shop.password().to_owned()),
             folder: scratch.path().to_owned(),
             log: scratch.path().join("relay.log"),
             admin,
@@ -62,7 +62,7 @@ impl RelayProcess {
         let (out, err) = log_file(&self.log)?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         // The password is not for the process list.
-        without_settings(&mut command).env("PGPASSWORD", &self.password);
+        without_settings(&mut command).env(self.password.0, &self.password.1);
         command.args(&self.arguments).current_dir(&self.folder).stdin(Stdio::null()).stdout(out).stderr(err);
         self.running = Some(tie(&mut command, Signal::SIGKILL).spawn().map_err(failed)?);
         Ok(())

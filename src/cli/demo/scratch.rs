@@ -3,23 +3,24 @@
 //! Every ordinary way out drops them. For the extraordinary one, SIGKILL, the kernel tells the child processes that
 //! their parent died, and a shell that waits for the end of a pipe from the demo sweeps the folder.
 
+use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Gid, Pid, Uid, User, chown, geteuid};
 
 use crate::cli::unexpected;
 use crate::failure::Halt;
 
-/// Who runs PostgreSQL, which refuses to be run by root: another user then, else whoever runs the demo.
+/// Who runs the database, which refuses to be run by root: another user then, else whoever runs the demo.
 pub struct Account(Option<User>);
 
 /// Users that have no rights anybody would miss, the one that is nearly everywhere first.
-const UNPRIVILEGED: [&str; 5] = ["nobody", "postgres", "daemon", "www-data", "games"];
+const UNPRIVILEGED: [&str; 6] = ["nobody", "postgres", "mysql", "daemon", "www-data", "games"];
 
 impl Account {
     pub fn choose() -> Result<Account, Halt> {
@@ -31,7 +32,7 @@ impl Account {
         let usable = |account: &Account| account.command("true").status().is_ok_and(|status| status.success());
         others.find(usable).ok_or_else(|| Halt {
             remedy: "run the demo as an ordinary user".to_owned(),
-            ..unexpected("PostgreSQL does not run as root, and no unprivileged user can be used here".to_owned())
+            ..unexpected("a database does not run as root, and no unprivileged user can be used here".to_owned())
         })
     }
 
@@ -67,10 +68,13 @@ impl Account {
     }
 }
 
-/// Removes what libpq and outboxd itself would read from the environment.
+/// How the names begin that the databases' programs and outboxd itself read from the environment.
+const SETTINGS: [&str; 4] = ["PG", "MYSQL_", "MARIADB_", "OUTBOXD_"];
+
+/// Removes them.
 pub fn without_settings(command: &mut Command) -> &mut Command {
     let settings = std::env::vars_os().map(|(name, _)| name);
-    let ours = settings.filter(|name| ["PG", "OUTBOXD_"].iter().any(|own| name.to_string_lossy().starts_with(own)));
+    let ours = settings.filter(|name| SETTINGS.iter().any(|own| name.to_string_lossy().starts_with(own)));
     for name in ours {
         command.env_remove(name);
     }
@@ -160,6 +164,34 @@ pub fn end(child: &mut Child, signal: Signal, patience: Duration) {
         let _ = child.kill();
     }
     let _ = child.wait();
+}
+
+/// A [tied](tie) process that starts others: when this is dropped, all of them end.
+pub struct Troupe(Option<Pid>);
+
+impl Troupe {
+    pub fn of(leader: u32) -> Troupe {
+        Troupe(Some(Pid::from_raw(leader.cast_signed())))
+    }
+
+    /// The leader was waited for: its number may soon be another's.
+    pub fn is_gone(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Troupe {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            let _ = killpg(leader, Signal::SIGKILL);
+        }
+    }
+}
+
+/// A new log, for both outputs of a process.
+pub fn log_file(path: &Path) -> Result<(File, File), Halt> {
+    let both = File::options().create(true).append(true).open(path).and_then(|log| Ok((log.try_clone()?, log)));
+    both.map_err(|error| unexpected(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Random bytes in hexadecimal: a password, or a name that nobody else has.

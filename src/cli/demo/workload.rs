@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
-use tokio_postgres::{Statement, Transaction};
 
 use super::Happening;
 use super::ledger::Event;
-use super::postgres::Postgres;
+use super::shop::{Shop, Till};
 use crate::cli::unexpected;
 use crate::failure::Halt;
-use crate::source::postgres::sql::SqlSession;
 
 const WRITERS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(25);
@@ -25,15 +23,6 @@ const STEPS: [&str; 3] = ["order.placed", "order.paid", "order.shipped"];
 /// One in this many transactions is rolled back, and one has a part rolled back.
 const ROLLED_BACK: u64 = 25;
 const PARTLY_ROLLED_BACK: u64 = 20;
-
-const INSERT_ORDER: &str = "INSERT INTO orders (customer, item, amount) VALUES ($1, $2, $3) RETURNING id";
-
-/// The customer's row is locked until the transaction's end: the numbers rise in commit order.
-const INSERT_EVENT: &str = "
-    WITH next AS (UPDATE customers SET events = events + 1 WHERE name = $1 RETURNING events)
-    INSERT INTO outbox (partition_key, event_type, payload)
-    SELECT $1::text, $2::text, jsonb_build_object('number', events, 'type', $2::text, 'order', $3::bigint, 'item', $4::text)
-    FROM next RETURNING id::text, (payload->>'number')::bigint";
 
 /// What a transaction came to.
 pub struct Outcome {
@@ -53,17 +42,13 @@ pub struct Workload {
 }
 
 impl Workload {
-    pub async fn start(postgres: &Postgres, happenings: &UnboundedSender<Happening>) -> Result<Workload, Halt> {
-        let session = postgres.connect().await?;
-        let names = CUSTOMERS.as_slice();
-        let inserted = session.execute("INSERT INTO customers SELECT unnest($1::text[])", &[&names]).await;
-        inserted.map_err(|error| failed(&error))?;
+    pub async fn start(shop: &Shop, happenings: &UnboundedSender<Happening>) -> Result<Workload, Halt> {
+        shop.admit(&CUSTOMERS).await?;
         let stop = Arc::new(AtomicBool::new(false));
         let turns = Arc::new(AtomicU64::new(0));
         let mut writers = JoinSet::new();
         for _ in 0..WRITERS {
-            let session = postgres.connect().await?;
-            let writer = Writer::prepare(session, turns.clone()).await.map_err(|error| failed(&error))?;
+            let writer = Writer { till: shop.till().await?, turns: turns.clone() };
             writers.spawn(writer.write(stop.clone(), happenings.clone()));
         }
         Ok(Workload { stop, writers })
@@ -79,29 +64,20 @@ impl Workload {
     }
 }
 
-fn failed(error: &tokio_postgres::Error) -> Halt {
-    let server = error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string);
-    unexpected(format!("the workload failed: {server}"))
+pub fn failed(what: &dyn std::fmt::Display) -> Halt {
+    unexpected(format!("the workload failed: {what}"))
 }
 
 struct Writer {
-    session: SqlSession,
-    insert_order: Statement,
-    insert_event: Statement,
+    till: Till,
     turns: Arc<AtomicU64>,
 }
 
 impl Writer {
-    async fn prepare(session: SqlSession, turns: Arc<AtomicU64>) -> Result<Writer, tokio_postgres::Error> {
-        let insert_order = session.prepare(INSERT_ORDER).await?;
-        let insert_event = session.prepare(INSERT_EVENT).await?;
-        Ok(Writer { session, insert_order, insert_event, turns })
-    }
-
     async fn write(mut self, stop: Arc<AtomicBool>, happenings: UnboundedSender<Happening>) -> Result<(), Halt> {
         while !stop.load(Ordering::Relaxed) {
             let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
-            let outcome = self.order(turn).await.map_err(|error| failed(&error))?;
+            let outcome = self.order(turn).await?;
             if happenings.send(Happening::Written(outcome)).is_err() {
                 break;
             }
@@ -110,45 +86,35 @@ impl Writer {
         Ok(())
     }
 
-    async fn order(&mut self, turn: u64) -> Result<Outcome, tokio_postgres::Error> {
+    async fn order(&mut self, turn: u64) -> Result<Outcome, Halt> {
         let chance = scattered(turn);
         let customer = CUSTOMERS[(chance % CUSTOMERS.len() as u64) as usize];
         let item = ITEMS[(chance / 8 % ITEMS.len() as u64) as usize];
         let steps = (chance / 64 % STEPS.len() as u64) as usize + 1;
         let amount = (chance / 256 % 200) as i32 + 1;
-        let (insert_order, insert_event) = (&self.insert_order, &self.insert_event);
-        let mut transaction = self.session.client_mut().transaction().await?;
-        let order: i64 = transaction.query_one(insert_order, &[&customer, &item, &amount]).await?.get(0);
+        let till = &mut self.till;
+        till.execute("BEGIN").await?;
+        let order = till.order(customer, item, amount).await?;
         let mut outcome =
             Outcome { order, customer, item, committed: Vec::new(), rolled_back: Vec::new(), at: Instant::now() };
         for step in &STEPS[..steps] {
-            outcome.committed.push(event(&transaction, insert_event, &outcome, step).await?);
+            outcome.committed.push(till.event(&outcome, step).await?);
         }
         if turn.is_multiple_of(PARTLY_ROLLED_BACK) {
-            let part = transaction.savepoint("second_thoughts").await?;
-            outcome.rolled_back.push(event(&part, insert_event, &outcome, "order.gift-wrapped").await?);
-            part.rollback().await?;
+            till.execute("SAVEPOINT second_thoughts").await?;
+            outcome.rolled_back.push(till.event(&outcome, "order.gift-wrapped").await?);
+            till.execute("ROLLBACK TO SAVEPOINT second_thoughts").await?;
         }
         if turn.is_multiple_of(ROLLED_BACK) {
-            transaction.rollback().await?;
+            till.execute("ROLLBACK").await?;
             let never = std::mem::take(&mut outcome.committed);
             outcome.rolled_back.extend(never);
         } else {
-            transaction.commit().await?;
+            till.execute("COMMIT").await?;
         }
         outcome.at = Instant::now();
         Ok(outcome)
     }
-}
-
-async fn event(
-    transaction: &Transaction<'_>,
-    insert: &Statement,
-    order: &Outcome,
-    step: &str,
-) -> Result<Event, tokio_postgres::Error> {
-    let row = transaction.query_one(insert, &[&order.customer, &step, &order.order, &order.item]).await?;
-    Ok(Event { id: row.get(0), key: order.customer.to_owned(), number: row.get(1) })
 }
 
 /// The same for the same turn, without a pattern that shows (SplitMix64).

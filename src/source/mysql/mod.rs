@@ -25,7 +25,7 @@
 
 pub mod charset;
 mod charset_patches;
-mod checkpoint;
+pub(crate) mod checkpoint;
 pub mod compressed;
 pub mod conninfo;
 pub mod dump;

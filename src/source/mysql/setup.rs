@@ -12,7 +12,7 @@ use crate::config::{KafkaSettings, MySqlSettings, RouteSettings, Snapshot, Table
 use crate::event::Projection;
 use crate::source::{SourceFailure, schema};
 
-const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
+pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
 /// What is to be there.

@@ -66,11 +66,6 @@ impl SqlSession {
         &self.client
     }
 
-    /// For transactions, which tokio-postgres gives only to a sole owner.
-    pub fn client_mut(&mut self) -> &mut Client {
-        &mut self.client
-    }
-
     /// The server's version as its `server_version_num` has it: 180001.
     pub fn server_version(&self) -> u32 {
         self.version
