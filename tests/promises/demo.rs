@@ -19,15 +19,31 @@ struct Show {
 
 impl Show {
     fn begin() -> Show {
+        Show::begin_with(&[])
+    }
+
+    /// With the servers that the tests run on: whether the machine has others is not asked.
+    fn begin_with_mysql(source: &str) -> Show {
+        let program = match source {
+            "mysql" => "OUTBOXD_TEST_MYSQLD",
+            _ => "OUTBOXD_TEST_MARIADBD",
+        };
+        let program = std::env::var(program).unwrap_or_else(|_| panic!("{program} is not set: use tests/run"));
+        Show::begin_with(&["--source", source, "--server-program", &program])
+    }
+
+    fn begin_with(arguments: &[&str]) -> Show {
         let place = tempfile::Builder::new().prefix("outboxd-show-").tempdir().expect("a temporary folder");
         // The database's user, who is another one when root runs this, must get in.
         std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode is set");
         let demo = Command::new(env!("CARGO_BIN_EXE_outboxd"))
             .arg("demo")
+            .args(arguments)
             .env("TMPDIR", place.path())
             // Settings of whoever runs the tests are not the demo's.
             .env("OUTBOXD_BROKERS", "127.0.0.1:1")
             .env("PGHOST", "127.0.0.2")
+            .env("MYSQL_PWD", "another's")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -96,8 +112,21 @@ fn processes_of(folder: &Path) -> Vec<String> {
 
 #[test]
 fn demo_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
+    loses_nothing_and_leaves_nothing_behind(Show::begin(), "0 bytes behind");
+}
+
+#[test]
+fn demo_on_mysql_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
+    loses_nothing_and_leaves_nothing_behind(Show::begin_with_mysql("mysql"), "0 transactions behind");
+}
+
+#[test]
+fn demo_on_mariadb_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
+    loses_nothing_and_leaves_nothing_behind(Show::begin_with_mysql("mariadb"), "0 transactions behind");
+}
+
+fn loses_nothing_and_leaves_nothing_behind(mut show: Show, caught_up: &str) {
     let began = Instant::now();
-    let mut show = Show::begin();
     show.listen(None);
     let status = show.demo.wait().expect("the demo ends");
     assert!(status.success(), "{status}\n{}", show.said);
@@ -110,7 +139,7 @@ fn demo_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
         "lost 0",
         "out of order 0",
         "arrived 0",
-        "0 bytes behind",
+        caught_up,
     ];
     for words in expected {
         assert!(show.said.contains(words), "it does not say `{words}`:\n{}", show.said);
@@ -148,4 +177,41 @@ fn demo_killed_leaves_nothing_behind() {
     show.send(Signal::SIGKILL);
     show.demo.wait().expect("the demo ends");
     show.assert_nothing_left();
+}
+
+#[test]
+fn demo_on_mysql_interrupted_or_killed_leaves_nothing_behind() {
+    // MariaDB's data are made by a script, which starts a server: the end of the one must be that of the other.
+    for (source, moment, signal) in [
+        ("mysql", "Making a data folder", Signal::SIGTERM),
+        ("mariadb", "Making a data folder", Signal::SIGTERM),
+        ("mysql", "COMMIT   order", Signal::SIGKILL),
+        ("mariadb", "COMMIT   order", Signal::SIGINT),
+    ] {
+        let mut show = Show::begin_with_mysql(source);
+        show.listen(Some(moment));
+        show.send(signal);
+        show.listen(None);
+        let status = show.demo.wait().expect("the demo ends");
+        assert_eq!(status.success(), signal != Signal::SIGKILL, "{status}\n{}", show.said);
+        show.assert_nothing_left();
+    }
+}
+
+#[test]
+fn demo_refuses_a_server_that_will_not_do() {
+    let nothing = tempfile::tempdir().expect("a temporary folder");
+    let missing = nothing.path().join("mysqld").display().to_string();
+    for (arguments, code, words) in [
+        (vec!["--source", "mysql", "--server-program", &missing], 2, "there is no such program"),
+        (vec!["--source", "mariadb", "--server-program", "/bin/true"], 2, "does not tell its version"),
+        (vec!["--source", "mysql", "--postgres-bin", "/nowhere"], 2, "--server-program"),
+        (vec!["--server-program", &missing], 2, "--postgres-bin"),
+    ] {
+        let demo = Command::new(env!("CARGO_BIN_EXE_outboxd")).arg("demo").args(&arguments).output();
+        let demo = demo.expect("the demo runs");
+        let said = String::from_utf8_lossy(&demo.stderr);
+        assert_eq!(demo.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?} says {said}");
+    }
 }
