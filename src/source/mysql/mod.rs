@@ -306,8 +306,11 @@ fn known_position(
         // What was committed since under the same numbers would pass for delivered.
         return Err(judge::went_back(pipeline, &found, written));
     }
+    // What was confirmed since the checkpoint may not have reached the server that took over (the checkpoint's own
+    // transaction is always the last to be read): then the checkpoint is where to go on, and a little comes twice.
+    let knows = |newer: &BinlogPosition| stored.server == server.identity || reach.end.covers(newer);
     let position = match &remembered.confirmed {
-        Some(newer) if newer.covers(&found) => newer.clone(),
+        Some(newer) if newer.covers(&found) && knows(newer) => newer.clone(),
         _ => found,
     };
     match judge::standing(pipeline, stored, &position, server, reach) {
