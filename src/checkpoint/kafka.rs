@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -30,6 +30,8 @@ impl KafkaStore {
     pub fn new(config: ClientConfig) -> Result<Self, CheckpointError> {
         let mut producing = config.clone();
         producing.set("acks", "all").set("enable.idempotence", "true").set("linger.ms", "0");
+        // Whoever stores a position holds a lock meanwhile, and must know soon that it cannot.
+        producing.set("message.timeout.ms", "8000");
         let producer = producing.create().map_err(|error| refused(&error))?;
         Ok(KafkaStore { config, producer })
     }
@@ -57,7 +59,8 @@ impl KafkaStore {
         let options = AdminOptions::new().request_timeout(Some(PATIENCE));
         let made = admin.create_topics(&[topic], &options).await.map_err(|error| transient("creating", &error))?;
         match made.into_iter().next() {
-            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) | Some(Ok(_)) | None => Ok(()),
+            Some(Ok(_)) | None => Ok(()),
+            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => self.check_policy(&admin, &options).await,
             // Whoever may not create it may still be allowed to use the one that is there.
             Some(Err((
                 _,
@@ -71,12 +74,39 @@ impl KafkaStore {
     }
 }
 
+impl KafkaStore {
+    /// A topic that deletes old records would make a pipeline that was away forget its position, and start anew.
+    async fn check_policy(
+        &self,
+        admin: &AdminClient<DefaultClientContext>,
+        options: &AdminOptions,
+    ) -> Result<(), CheckpointError> {
+        let asked = admin.describe_configs(&[ResourceSpecifier::Topic(TOPIC)], options).await;
+        let answers = asked.map_err(|error| transient("looking at", &error))?;
+        // Whoever may not look must take it as it is.
+        let Some(Ok(resource)) = answers.into_iter().next() else { return Ok(()) };
+        match resource.get("cleanup.policy").and_then(|entry| entry.value.as_deref()) {
+            None | Some("compact") => Ok(()),
+            Some(policy) => Err(CheckpointError::Refused {
+                what: format!("the topic {TOPIC} has cleanup.policy={policy}: it would forget positions"),
+                remedy: format!("set cleanup.policy=compact on {TOPIC}"),
+            }),
+        }
+    }
+}
+
 /// The value of the key's last record.
 fn last_of(config: &ClientConfig, key: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
     let mut config = config.clone();
     config.set("group.id", "outboxd-checkpoint").set("enable.auto.commit", "false");
     let consumer: BaseConsumer = config.create().map_err(|error| refused(&error))?;
-    let (_, end) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).map_err(|error| transient("reading", &error))?;
+    let (first, end) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).map_err(|error| transient("reading", &error))?;
+    if first == end && end > 0 {
+        return Err(CheckpointError::Refused {
+            what: format!("the topic {TOPIC} has lost all its {end} records, and with them every position"),
+            remedy: "find out where the pipeline stood and go on there under another --name with --start".to_owned(),
+        });
+    }
     let mut partition = TopicPartitionList::new();
     partition.add_partition_offset(TOPIC, 0, Offset::Beginning).map_err(|error| refused(&error))?;
     consumer.assign(&partition).map_err(|error| refused(&error))?;

@@ -60,19 +60,11 @@ impl Keeper {
                     self.session.close().await;
                     return Ok(());
                 }
-                _ = look.tick() => self.look().await?,
-                _ = beat.tick() => self.beat().await?,
-                _ = write.tick() => self.write(false).await?,
-                _ = snapshot.tick(), if self.snapshot_end.is_some() => self.write(false).await?,
+                _ = look.tick() => answered(self.look()).await?,
+                _ = beat.tick() => answered(self.session.execute("SELECT 1")).await?,
+                _ = write.tick() => answered(self.write(false)).await?,
+                _ = snapshot.tick(), if self.snapshot_end.is_some() => answered(self.write(false)).await?,
             }
-        }
-    }
-
-    async fn beat(&mut self) -> Result<(), SourceFailure> {
-        let asked = self.session.execute("SELECT 1");
-        match tokio::time::timeout(BEAT_TIMEOUT, asked).await {
-            Ok(answered) => answered,
-            Err(_) => Err(SourceFailure::transient("the server does not answer on the connection that holds the lock")),
         }
     }
 
@@ -127,6 +119,12 @@ impl Keeper {
         self.stored_at = Instant::now();
         Ok(())
     }
+}
+
+/// Whoever waits longer may have lost the lock without knowing.
+async fn answered(work: impl Future<Output = Result<(), SourceFailure>>) -> Result<(), SourceFailure> {
+    let late = "the server, or the place of the checkpoint, does not answer while the pipeline's lock is held";
+    tokio::time::timeout(BEAT_TIMEOUT, work).await.unwrap_or_else(|_| Err(SourceFailure::transient(late)))
 }
 
 fn ticks(period: Duration) -> tokio::time::Interval {

@@ -198,10 +198,17 @@ impl Log {
                 self.maps.clear();
             }
             Body::Rotate(rotate) => {
-                if self.file.file != rotate.file {
+                let moved = self.file.file != rotate.file;
+                if moved {
                     rotate.file.clone_into(&mut self.file.file);
                 }
                 self.file.offset = rotate.position;
+                if moved && !rotate.fake && self.transaction.is_none() {
+                    // The old file may be purged now: the stored position must not stay in it, though nothing else
+                    // but our own checkpoint was written since.
+                    self.position.seen.others += 1;
+                    self.end_here(logged_at);
+                }
             }
             Body::Gtid(gtid) => {
                 let id = Id::MySql { uuid: gtid.uuid, tag: gtid.tag.as_str().to_owned(), number: gtid.gno };
@@ -224,7 +231,7 @@ impl Log {
                 self.expanded = sql;
             }
             Body::LoadData(query) => self.changed_without_rows(&query, query.sql)?,
-            Body::Xid(_) => self.commit(chunk),
+            Body::Xid(_) => self.commit_whole(chunk)?,
             Body::TableMap(body) => return self.table_map(body, logged_at),
             Body::Rows(rows) => self.rows(&rows, buffer, chunk)?,
             Body::XaPrepare(prepare) => match prepare.one_phase {
@@ -285,7 +292,7 @@ impl Log {
         match statement {
             Statement::Begin => self.set_begun(None),
             Statement::XaStart(xid) => self.set_begun(Some(xid)),
-            Statement::Commit => self.commit(chunk),
+            Statement::Commit => self.commit_whole(chunk)?,
             Statement::Rollback | Statement::RollbackToSavepoint if eventful => {
                 return Err(self.unreadable("a rollback follows outbox rows, which the log should not hold then"));
             }
@@ -466,6 +473,15 @@ impl Log {
         }
     }
 
+    /// An ordinary commit. Held rows wait for the decision on an XA transaction, which this is not.
+    fn commit_whole(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
+        if self.transaction.as_ref().is_some_and(|open| !open.held.is_empty()) {
+            return Err(self.unreadable("an XA transaction ends without being prepared"));
+        }
+        self.commit(chunk);
+        Ok(())
+    }
+
     fn commit(&mut self, chunk: &mut Chunk) {
         let Some(transaction) = self.transaction.take() else { return };
         self.add(&transaction.id);
@@ -545,7 +561,10 @@ impl Log {
                 if committed {
                     self.deliver_held(&prepared.rows, chunk)?;
                 }
-                self.add(&prepared.id);
+                // A list has no holes to fill: there the position has waited.
+                if matches!(self.position.gtids, Gtids::MySql(_)) {
+                    self.add(&prepared.id);
+                }
             }
             None if committed => {
                 tracing::debug!(%xid, "an XA transaction without outbox rows, or prepared before the start, is committed");

@@ -78,7 +78,7 @@ use keeper::Keeper;
 use log::Log;
 use position::BinlogPosition;
 use server::Server;
-use session::Session;
+use session::{Flavor, Session};
 use snapshot::SnapshotReader;
 use tables::Tables;
 
@@ -228,7 +228,8 @@ pub async fn open(
         snapshot_end,
         stats: stats.clone(),
         interval: of.checkpoint_interval,
-        stored: start.clone(),
+        // What this process confirmed since is still to be stored.
+        stored: BinlogPosition { seen: Default::default(), ..start.clone() },
         stored_at: Instant::now(),
         memory: memory.clone(),
         warned: false,
@@ -308,7 +309,10 @@ fn known_position(
     }
     // What was confirmed since the checkpoint may not have reached the server that took over (the checkpoint's own
     // transaction is always the last to be read): then the checkpoint is where to go on, and a little comes twice.
-    let knows = |newer: &BinlogPosition| stored.server == server.identity || reach.end.covers(newer);
+    // MariaDB's numbers go on in a domain whoever writes, so there they cannot tell.
+    let knows = |newer: &BinlogPosition| {
+        stored.server == server.identity || server.flavor == Flavor::MySql && reach.end.covers(newer)
+    };
     let position = match &remembered.confirmed {
         Some(newer) if newer.covers(&found) && knows(newer) => newer.clone(),
         _ => found,

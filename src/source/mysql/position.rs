@@ -23,6 +23,12 @@ impl FilePos {
         self.file.rsplit_once('.').and_then(|(_, digits)| digits.parse().ok()).unwrap_or(0)
     }
 
+    /// Whether this file was written before the other's; names of two series cannot be compared.
+    pub fn comes_before_file_of(&self, other: &FilePos) -> bool {
+        let series = |position: &FilePos| position.file.rsplit_once('.').map(|(name, _)| name.to_owned());
+        series(self) == series(other) && self.number() < other.number()
+    }
+
     fn is_at_or_after(&self, other: &FilePos) -> bool {
         match self.number().cmp(&other.number()) {
             Ordering::Equal => self.offset >= other.offset,
@@ -171,6 +177,14 @@ mod tests {
         for text in ["x", "binlog:4", "binlog.x:4", "binlog.1:x", "0-1", "16/B374D848"] {
             assert!(text.parse::<BinlogPosition>().is_err(), "{text} was accepted");
         }
+    }
+
+    #[test]
+    fn files_of_one_series_are_in_order() {
+        let file = |text: &str| text.parse::<FilePos>().unwrap();
+        assert!(file("binlog.000002:4").comes_before_file_of(&file("binlog.000010:4")));
+        assert!(!file("binlog.000010:4").comes_before_file_of(&file("binlog.000010:900")));
+        assert!(!file("other.000002:4").comes_before_file_of(&file("binlog.000010:4")));
     }
 
     #[test]

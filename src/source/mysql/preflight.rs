@@ -35,7 +35,7 @@ async fn look(
 ) -> Option<()> {
     let info = report.told("connection", super::conninfo(settings))?;
     let database = report.told("connection", checkpoint::database(&info))?.to_owned();
-    let mut session = report.told("connection", Session::connect(&info).await)?;
+    let mut session = report.told("connection", super::connect(settings, &info).await)?;
     let (flavor, version) = (session.flavor, session.server_version().to_owned());
     report.ok("connection", format!("{} answers: {flavor} {version}", session.describe()));
     let server = report.told("server", Server::ask(&mut session).await)?;

@@ -81,7 +81,10 @@ pub fn classify(sql: &[u8]) -> Statement {
         }
         return Statement::Rollback;
     }
-    if any(first, &["INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "WITH", "CALL"]) {
+    // A function that is called, and what MariaDB puts before a statement, may write as well.
+    const WRITING: [&str; 12] =
+        ["INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "WITH", "CALL", "SELECT", "DO", "SET", "ANALYZE", "EXPLAIN"];
+    if any(first, &WRITING) {
         return Statement::Change;
     }
     if is(first, "TRUNCATE") {

@@ -48,7 +48,7 @@ impl Plan {
 pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
     let info = super::conninfo(wanted.settings)?;
     let database = checkpoint::database(&info)?.to_owned();
-    let mut session = Session::connect(&info).await?;
+    let mut session = super::connect(wanted.settings, &info).await?;
     let plan = plan(&mut session, wanted, &database).await?;
     for thing in &plan.present {
         say(&format!("exists already: {thing}"));
@@ -74,7 +74,7 @@ pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), 
 pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
     let info = super::conninfo(wanted.settings)?;
     let database = checkpoint::database(&info)?.to_owned();
-    let mut session = Session::connect(&info).await?;
+    let mut session = super::connect(wanted.settings, &info).await?;
     let plan = plan(&mut session, wanted, &database).await?;
     session.close().await;
     let mut script = String::new();
@@ -116,6 +116,7 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
         plan.present.push(format!("position of pipeline {}: {}", wanted.pipeline, stored.position));
         return Ok(plan);
     }
+    super::warn_of_prepared(session).await;
     let reach = server.reach(session).await?;
     let start = first_position(settings, &reach)?;
     let position = Checkpoint {

@@ -47,6 +47,8 @@ impl SnapshotReader {
     ) -> Result<Self, SourceFailure> {
         let mut session = Session::connect(info).await?;
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await?;
+        // While the broker is away nothing is read, and the server must not hang up.
+        session.execute("SET SESSION net_write_timeout = 86400").await?;
         let end = match (from, server.flavor, server.has_gtids()) {
             (Some(from), ..) => {
                 enter(&mut session).await?;

@@ -176,6 +176,15 @@ impl Tables {
             }
             session.close().await;
         }
+        if let Some(column) = misread(&shape, catalog.as_ref()) {
+            return Err(SourceFailure::Undecodable {
+                what: format!(
+                    "{describe} has the column `{column}` in MariaDB's old form with a fraction, which the log does not describe"
+                ),
+                remedy: "nothing was skipped; ALTER TABLE … FORCE with mysql56_temporal_format = ON rewrites the table"
+                    .to_owned(),
+            });
+        }
         let mut wanted = Vec::new();
         for (slot, name, want) in self.projection.columns() {
             let matches =
@@ -203,6 +212,15 @@ impl Tables {
         let (indices, wanted) = wanted.into_iter().unzip();
         Ok(Bound { table, shape, indices, wanted, describe })
     }
+}
+
+/// A column whose values are longer than the log says: MariaDB's old temporals with digits of a fraction.
+fn misread<'a>(shape: &TableShape, catalog: Option<&'a CatalogTable>) -> Option<&'a str> {
+    let columns = &catalog?.columns;
+    let both = shape.columns.iter().zip(columns).filter(|_| shape.columns.len() == columns.len());
+    both.into_iter()
+        .find(|(logged, known)| logged.is_old_temporal() && known.column_type.contains('('))
+        .map(|(_, known)| known.name.as_str())
 }
 
 /// When the table was last made anew, if that was after the rows were logged.
