@@ -117,7 +117,9 @@ async fn a_fatal_producer_error_makes_a_new_producer_and_loses_nothing() {
     let topic = Topic { name: unique("fatal"), brokers: cluster.bootstrap_servers(), partitions: 2 };
     cluster.create_topic(&topic.name, 2, 1).expect("a topic");
     let database = Database::with_outbox(Server::Newest).await;
-    let relay = Relay::streaming(&database, &topic, &[]).await;
+    // A real broker that misses a sequence number refuses all that follow it; this one would take them.
+    let one_at_a_time = ["--kafka", "max.in.flight.requests.per.connection=1"];
+    let relay = Relay::streaming(&database, &topic, &one_at_a_time).await;
     let writer = Writer::connect(&database).await;
     for _ in 0..20 {
         writer.commit(&["a", "b"]).await;

@@ -121,7 +121,7 @@ pub fn standing(
     let same_server = stored.server == server.identity;
     // A reset server counts its files and its transactions anew, and may have counted past where it was.
     if same_server && reach.end.file.comes_before_file_of(&position.file) {
-        return lost(format!("the server's log ends in {}: it was reset", reach.end.file.file));
+        return lost(format!("the server's log ends in {}: it was reset or restored", reach.end.file.file));
     }
     match (&position.gtids, &reach.first.gtids, &reach.end.gtids) {
         (Gtids::MySql(delivered), Gtids::MySql(purged), Gtids::MySql(executed)) => {

@@ -205,8 +205,7 @@ pub async fn open(
     let heartbeat = (of.stall_timeout / 3).clamp(Duration::from_millis(100), Duration::from_secs(10));
     let entry = Entry { info: info.clone(), replica, from: start.clone(), heartbeat };
     let address = session.describe();
-    tracing::info!(source = address, from = %start, file = %start.file, server = %server.flavor, "reading the log");
-
+    let told = (address.clone(), server.flavor);
     let names = catalog.iter().map(|table| (table.schema.clone(), table.name.clone())).collect();
     let mariadb = session.is_mariadb();
     let tables = Tables::new(names, projection.clone(), settings.uuid_columns.clone(), info, mariadb);
@@ -239,6 +238,7 @@ pub async fn open(
     if !with_snapshot {
         reader.enter().await?;
     }
+    tracing::info!(source = told.0, from = %start, file = %start.file, server = %told.1, "reading the log");
     let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or_else(|| start.clone());
     let alarm = tokio::spawn(keeper.run(finished));
     Ok(Opened {

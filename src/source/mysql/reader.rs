@@ -34,7 +34,7 @@ const READ_BYTES: usize = 256 * 1024;
 
 /// A compressed transaction is held whole while its events are expanded one by one, so its size is bounded; what it
 /// expands to is not.
-pub const MAX_COMPRESSED: usize = 48 << 20;
+pub const MAX_COMPRESSED: usize = 32 << 20;
 
 /// An event larger than this is not one that the server sends: a row has at most 1 GiB.
 const MAX_EVENT: usize = (1 << 30) + (64 << 20);

@@ -104,7 +104,12 @@ impl Session {
 
     /// For the connection that is to become the binlog's.
     pub async fn bare(info: &ConnInfo) -> Result<Self, SourceFailure> {
-        Ok(Session::over(wire::dial(info).await?))
+        wire::dial(info).await.map(Session::over).map_err(known_to_work)
+    }
+
+    /// One more session with a login that has worked before.
+    pub async fn another(info: &ConnInfo) -> Result<Self, SourceFailure> {
+        Session::connect(info).await.map_err(known_to_work)
     }
 
     fn over(wire: Wire) -> Self {
@@ -227,6 +232,14 @@ impl Session {
     /// Says goodbye, so that the server does not count an aborted client.
     pub async fn close(mut self) {
         let _ = self.wire.command(&[COM_QUIT]).await;
+    }
+}
+
+/// A login that has worked and does not any more was changed meanwhile: whoever begins again reads the password anew.
+fn known_to_work(failure: SourceFailure) -> SourceFailure {
+    match failure {
+        SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
+        other => other,
     }
 }
 

@@ -168,7 +168,7 @@ impl Tables {
         let describe = format!("{}.{}", shape.schema, shape.table);
         let mut catalog = None;
         if !shape.has_names || self.mariadb {
-            let mut session = Session::connect(&self.info).await?;
+            let mut session = Session::another(&self.info).await?;
             catalog = self::describe(&mut session, &shape.schema, &shape.table).await?;
             if !shape.has_names {
                 let altered = altered_since(&mut session, &shape, logged_at).await?;

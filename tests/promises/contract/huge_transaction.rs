@@ -27,10 +27,10 @@ promised!(compressed_transaction_is_delivered_in_a_hundred_mebibytes to mysql);
 
 /// The server compresses a transaction as a whole: it must be held, but not what it expands to.
 async fn compressed_transaction_is_delivered_in_a_hundred_mebibytes(source: Source) {
-    // One that compression cannot make smaller, not far from the bound of 48 MiB; and one that expands to more than may be
+    // One that compression cannot make smaller, not far from the bound of 32 MiB; and one that expands to more than may be
     // held.
     let server = PrivateMySql::start(source.flavor(), &[]).await;
-    for (rows, payload) in [(43_000, "RANDOM_BYTES(1000)"), (60_000, "REPEAT('0123456789', 200)")] {
+    for (rows, payload) in [(30_000, "RANDOM_BYTES(1000)"), (60_000, "REPEAT('0123456789', 200)")] {
         let outbox = compressing(source, &server).await;
         let topic = Topic::create(4).await;
         let relay = outbox.streaming(&topic, &[]).await;
@@ -55,7 +55,7 @@ async fn compressed_transaction_beyond_the_bound_halts_before_it(source: Source)
     topic.reader().take(1).await;
     outbox.until_confirmed(&outbox.end_of_log().await, PATIENCE).await;
 
-    outbox.execute(&insert(source, 53_000, "RANDOM_BYTES(1000)")).await;
+    outbox.execute(&insert(source, 36_000, "RANDOM_BYTES(1000)")).await;
     let too_large = outbox.end_of_log().await;
     outbox.execute(&insert(source, 1, "'after'")).await;
     relay.exits_with(6).await;
