@@ -13,6 +13,7 @@
 use bytes::Bytes;
 
 use crate::position::{Lsn, Position};
+use crate::source::mongodb::token::ClusterTime;
 use crate::source::mysql::gtid::{MariaId, Uuid};
 
 /// Microseconds since the Unix epoch.
@@ -116,6 +117,7 @@ pub enum CommitId {
         file: u64,
         offset: u64,
     },
+    Mongo(ClusterTime),
     /// A row that was in the table before the log was entered.
     Snapshot,
 }
@@ -127,6 +129,7 @@ impl std::fmt::Display for CommitId {
             CommitId::MySql { uuid, number } => write!(f, "{uuid}:{number}"),
             CommitId::MariaDb(id) => write!(f, "{}-{}-{}", id.domain, id.server_id, id.sequence),
             CommitId::Binlog { file, offset } => write!(f, "{file:06}:{offset}"),
+            CommitId::Mongo(time) => time.fmt(f),
             CommitId::Snapshot => f.write_str("snapshot"),
         }
     }

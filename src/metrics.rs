@@ -174,7 +174,9 @@ impl Metrics {
         let name = || snapshot.name.clone();
         let label = PipelineLabel { pipeline: name() };
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        self.lag_bytes.get_or_create(&label).set(whole(snapshot.lag_bytes));
+        if let Some(bytes) = snapshot.lag_bytes {
+            self.lag_bytes.get_or_create(&label).set(whole(bytes));
+        }
         self.lag_seconds.get_or_create(&label).set(snapshot.lag_seconds);
         self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
         self.confirmed.get_or_create(&label).set(whole(snapshot.confirmed));

@@ -96,7 +96,8 @@ pub struct Snapshot {
     pub last_error: Option<String>,
     pub in_flight: usize,
     pub confirmed: u64,
-    pub lag_bytes: u64,
+    /// `None` where the log is not counted in bytes.
+    pub lag_bytes: Option<u64>,
     pub lag_seconds: f64,
     pub retained_bytes: u64,
     pub events: u64,

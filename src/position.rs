@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::source::mongodb::token::StreamPosition;
 use crate::source::mysql::position::BinlogPosition;
 
 /// A PostgreSQL log sequence number, written `16/B374D848` as the server writes it.
@@ -58,6 +59,8 @@ pub enum Position {
     Postgres(Lsn),
     /// The end of a transaction in a binary log.
     Binlog(Box<BinlogPosition>),
+    /// A place in a change stream.
+    Mongo(Box<StreamPosition>),
 }
 
 impl Position {
@@ -66,6 +69,7 @@ impl Position {
         match (self, commit) {
             (Position::Postgres(here), Position::Postgres(there)) => there <= here,
             (Position::Binlog(here), Position::Binlog(there)) => here.covers(there),
+            (Position::Mongo(here), Position::Mongo(there)) => here.covers(there),
             _ => false,
         }
     }
@@ -75,6 +79,7 @@ impl Position {
         match self {
             Position::Postgres(lsn) => lsn.0,
             Position::Binlog(position) => position.as_gauge(),
+            Position::Mongo(position) => position.time.as_gauge(),
         }
     }
 }
@@ -84,6 +89,7 @@ impl fmt::Display for Position {
         match self {
             Position::Postgres(lsn) => lsn.fmt(f),
             Position::Binlog(position) => position.fmt(f),
+            Position::Mongo(position) => position.fmt(f),
         }
     }
 }

@@ -107,7 +107,7 @@ struct PipelinePage {
     state: &'static str,
     state_seconds: u64,
     position: Option<String>,
-    lag_bytes: u64,
+    lag_bytes: Option<u64>,
     lag_seconds: f64,
     retained_bytes: u64,
     in_flight: usize,

@@ -7,8 +7,14 @@
 mod file;
 mod kafka;
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::config::{CheckpointPlace, KafkaSettings};
+use crate::sink::kafka::client_config;
+use crate::source::SourceFailure;
 
 pub use file::FileStore;
 pub use kafka::{KafkaStore, TOPIC};
@@ -55,7 +61,7 @@ pub struct Checkpoint {
     pub server: String,
     /// As `--start` takes it.
     pub position: String,
-    /// Where in the server's own files that was; only to look at.
+    /// Where in the server's own files that was, to look at; of MongoDB, which collections were watched.
     #[serde(default)]
     pub file: String,
     pub snapshot: SnapshotState,
@@ -110,7 +116,31 @@ pub enum Store {
     Kafka(Box<KafkaStore>),
 }
 
+impl From<CheckpointError> for SourceFailure {
+    fn from(error: CheckpointError) -> Self {
+        match error {
+            CheckpointError::Transient(what) => SourceFailure::Transient { what },
+            CheckpointError::Refused { what, remedy } => SourceFailure::NotReady { what, remedy },
+        }
+    }
+}
+
 impl Store {
+    /// The place that the user chose; `None` for the source itself.
+    pub fn open(place: &CheckpointPlace, kafka: &KafkaSettings) -> Result<Option<Self>, SourceFailure> {
+        match place {
+            CheckpointPlace::Source => Ok(None),
+            CheckpointPlace::File(path) => Ok(Some(Store::File(FileStore::new(PathBuf::from(path))))),
+            CheckpointPlace::Kafka => {
+                let config = client_config(kafka).map_err(|failure| SourceFailure::NotReady {
+                    what: failure.to_string(),
+                    remedy: "correct the Kafka options".to_owned(),
+                })?;
+                Ok(Some(Store::Kafka(Box::new(KafkaStore::new(config)?))))
+            }
+        }
+    }
+
     pub async fn load(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
         match self {
             Store::File(file) => file.load(pipeline).await,

@@ -4,7 +4,7 @@ use super::{InitOptions, print};
 use crate::config::{Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::route::Plan;
-use crate::source::{SourceFailure, mysql, postgres};
+use crate::source::{SourceFailure, mongodb, mysql, postgres};
 
 pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, Halt> {
     for pipeline in &settings.pipelines {
@@ -45,6 +45,19 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
                 match options.dry_run {
                     true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                     false => mysql::setup::init(&wanted, &mut say).await.map_err(halt)?,
+                }
+            }
+            SourceSettings::Mongo(source) => {
+                let wanted = mongodb::setup::Wanted {
+                    settings: source,
+                    kafka: &pipeline.kafka,
+                    pipeline: &pipeline.name,
+                    route: &pipeline.route,
+                    projection: plan.projection(),
+                };
+                match options.dry_run {
+                    true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
+                    false => Box::pin(mongodb::setup::init(&wanted, &mut say)).await.map_err(halt)?,
                 }
             }
         }

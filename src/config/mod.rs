@@ -24,12 +24,12 @@ mod values;
 
 pub use file::{FileOptions, parse};
 pub use kafka_options::{KafkaOption, OptionValue};
-pub use options::{LogFormat, PipelineOptions, ProcessOptions, Snapshot};
+pub use options::{ExtendedJson, LogFormat, PipelineOptions, ProcessOptions, Snapshot};
 pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, CheckpointPlace, DeadLetter, KafkaSettings, MySqlSettings, PipelineSettings, PostgresSettings,
+    Admin, Brokers, CheckpointPlace, DeadLetter, KafkaSettings, MongoSettings, MySqlSettings, PipelineSettings, PostgresSettings,
     ProcessSettings, RouteSettings, Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};

@@ -36,6 +36,16 @@ pub enum Snapshot {
     Existing,
 }
 
+/// How MongoDB's documents are written as JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExtendedJson {
+    /// Numbers and dates as other tools read them
+    Relaxed,
+    /// Every type kept apart
+    Canonical,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -49,10 +59,11 @@ pub enum LogFormat {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PipelineOptions {
-    /// Where the outbox is: postgres://user@host:5432/database, or mysql:// or mariadb://
+    /// Where the outbox is: postgres://user@host:5432/database, or mysql://, mariadb://, mongodb:// or mongodb+srv://
     ///
     /// Several hosts (`host1,host2`) are tried in turn for fail-over. TLS is spelt as the database's own clients spell
-    /// it: `?sslmode=verify-full&sslrootcert=/path` for PostgreSQL, `?ssl-mode=verify-identity&ssl-ca=/path` for MySQL.
+    /// it: `?sslmode=verify-full&sslrootcert=/path` for PostgreSQL, `?ssl-mode=verify-identity&ssl-ca=/path` for MySQL,
+    /// `?tls=true&tlsCAFile=/path` for MongoDB.
     /// What a PostgreSQL URL leaves out comes from PG* variables and ~/.pgpass; MySQL's password may be in MYSQL_PWD.
     #[arg(value_name = "SOURCE", env = "OUTBOXD_SOURCE")]
     pub source: Option<Secret>,
@@ -61,7 +72,7 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_CAPTURE", value_name = "HOW", default_value = "log", help_heading = "Source")]
     pub capture: Option<String>,
 
-    /// Outbox table, `table` or `schema.table`; repeatable [default: the layout's own]
+    /// Outbox table or collection, `table` or `schema.table`; repeatable [default: the layout's own]
     #[arg(long, env = "OUTBOXD_TABLE", value_name = "TABLE", value_delimiter = ',', help_heading = "Source")]
     #[serde(deserialize_with = "values::one_or_many")]
     pub table: Vec<String>,
@@ -80,7 +91,7 @@ pub struct PipelineOptions {
     )]
     pub publication: Option<String>,
 
-    /// Never create slot, publication or checkpoint table; exit 3 when one is missing
+    /// Never create slot, publication, or table or collection of checkpoints; exit 3 when one is missing
     #[arg(long, env = "OUTBOXD_NO_CREATE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Source")]
     pub no_create: Option<bool>,
 
@@ -112,6 +123,17 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_UUID_COLUMN", value_name = "COLUMN", value_delimiter = ',', help_heading = "Source")]
     #[serde(deserialize_with = "values::one_or_many")]
     pub uuid_column: Vec<String>,
+
+    /// How MongoDB's documents are written: as relaxed or as canonical extended JSON
+    #[arg(
+        long,
+        env = "OUTBOXD_EXTENDED_JSON",
+        value_enum,
+        value_name = "FORM",
+        default_value = "relaxed",
+        help_heading = "Source"
+    )]
+    pub extended_json: Option<ExtendedJson>,
 
     /// Which column of the table plays which role
     #[arg(long, env = "OUTBOXD_LAYOUT", value_name = "LAYOUT", value_parser = LAYOUTS, default_value = "native", help_heading = "Routing")]
@@ -183,7 +205,7 @@ pub struct PipelineOptions {
     )]
     pub delivery: Option<String>,
 
-    /// Where the confirmed position is kept: `source` is the table outboxd_checkpoint; for MySQL also `kafka` (a compacted topic) and `file:PATH`
+    /// Where the confirmed position is kept: `source` is the table or collection outboxd_checkpoint; for MySQL and MongoDB also `kafka` (a compacted topic) and `file:PATH`
     #[arg(long, env = "OUTBOXD_CHECKPOINT", value_name = "WHERE", default_value = "source", help_heading = "Delivery")]
     pub checkpoint: Option<String>,
 
@@ -311,6 +333,7 @@ impl PipelineOptions {
             start: self.start.or(lower.start),
             server_id: self.server_id.or(lower.server_id),
             uuid_column: list(self.uuid_column, lower.uuid_column),
+            extended_json: self.extended_json.or(lower.extended_json),
             layout: self.layout.or(lower.layout),
             column: values::assign_over(self.column, lower.column),
             header: values::assign_over(self.header, lower.header),

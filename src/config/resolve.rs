@@ -6,7 +6,7 @@
 
 use super::file::{self, FileOptions};
 use super::kafka_options::{self, Guard, OptionValue};
-use super::options::{LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
+use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
@@ -15,6 +15,7 @@ use super::settings::{
     SourceSettings, TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
+use crate::route::layout::{Layout, Role};
 
 /// What was said on the command line and in the environment.
 #[derive(Clone, Debug, Default)]
@@ -102,6 +103,15 @@ fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option
     })
 }
 
+/// A document's id is its `_id`, where the layout's is a table's `id`.
+fn own_id(route: &mut RouteSettings) {
+    let chosen = route.columns.iter().any(|(role, _)| role == "id");
+    let layout = Layout::named(&route.layout).and_then(|layout| layout.column(Role::Id));
+    if !chosen && layout.is_some_and(|(column, _)| column == "id") {
+        route.columns.push(("id".to_owned(), "_id".to_owned()));
+    }
+}
+
 /// Pipelines that would be taken for each other.
 fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -162,7 +172,7 @@ impl Resolver {
         self.unavailable(&said);
         let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
         let kafka = self.kafka(said.brokers, said.kafka, said.unsafe_settings, said.create_topics, &window);
-        let route = RouteSettings {
+        let mut route = RouteSettings {
             layout: self.layout(said.layout),
             columns: said.column.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
             headers: said.header.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
@@ -186,9 +196,13 @@ impl Resolver {
                 layout: &route.layout,
                 server_id: said.server_id,
                 uuid_columns: said.uuid_column,
+                extended_json: said.extended_json.unwrap_or(ExtendedJson::Relaxed),
                 checkpoint: said.checkpoint,
             },
         )?;
+        if let SourceSettings::Mongo(_) = source {
+            own_id(&mut route);
+        }
         let name = name.or_else(|| self.table.clone()).unwrap_or(own_name);
         Some(PipelineSettings {
             name,

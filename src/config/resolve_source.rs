@@ -1,12 +1,14 @@
 //! What was said of the source, by the kind of database that its URL names.
 
-use super::options::Snapshot;
+use super::options::{ExtendedJson, Snapshot};
 use super::resolve::Resolver;
 use super::secret::Secret;
-use super::settings::{CheckpointPlace, MySqlSettings, PostgresSettings, SourceSettings, Start, TableName};
+use super::settings::{
+    CheckpointPlace, MongoSettings, MySqlSettings, PostgresSettings, SourceSettings, Start, TableName,
+};
 use super::source_url::{SourceUrl, UrlParts};
 use crate::route::layout::Layout;
-use crate::source::{SourceFailure, mysql, postgres};
+use crate::source::{SourceFailure, mongodb, mysql, postgres};
 
 /// PostgreSQL cuts names off at 63 bytes.
 pub(super) const LONGEST_NAME: usize = 63;
@@ -23,6 +25,7 @@ pub(super) struct SourceOptions<'a> {
     pub layout: &'a str,
     pub server_id: Option<u32>,
     pub uuid_columns: Vec<String>,
+    pub extended_json: ExtendedJson,
     pub checkpoint: Option<String>,
 }
 
@@ -59,11 +62,11 @@ impl Resolver {
                 self.mysql(SourceUrl::new(secret), &parts, options)
             }
             "mongodb" | "mongodb+srv" => {
-                self.problem("source", format!("{}:// is not available in this version", parts.scheme));
-                None
+                self.parsed(mongodb::check_url(&url))?;
+                self.mongodb(SourceUrl::new(secret), &parts, options)
             }
             other => {
-                let what = format!("{other}:// is not a source; there are postgres://, mysql:// and mariadb://");
+                let what = format!("{other}:// is not a source; there are postgres://, mysql://, mariadb:// and mongodb://");
                 self.problem("source", what);
                 None
             }
@@ -127,19 +130,7 @@ impl Resolver {
         if options.server_id == Some(0) {
             self.problem("server-id", "must be at least 1: to the server 0 is no replica");
         }
-        // Not a text like the others: its `file:` is a place, not the place of the text.
-        let checkpoint = match options.checkpoint.as_deref() {
-            Some("source") | None => Some(CheckpointPlace::Source),
-            Some("kafka") => Some(CheckpointPlace::Kafka),
-            Some(place) => match place.strip_prefix("file:").filter(|path| !path.is_empty()) {
-                Some(path) => Some(CheckpointPlace::File(path.to_owned())),
-                None => {
-                    let what = format!("`{place}` is not a place; there are source, kafka and file:PATH");
-                    self.problem("checkpoint", what);
-                    None
-                }
-            },
-        };
+        let checkpoint = self.checkpoint(options.checkpoint.as_deref());
         let start = self.start(options.start, str::parse);
         let settings = MySqlSettings {
             url,
@@ -152,6 +143,51 @@ impl Resolver {
             checkpoint: checkpoint?,
         };
         Some((SourceSettings::MySql(settings), default_name(&database)))
+    }
+
+    fn mongodb(
+        &mut self,
+        url: SourceUrl,
+        parts: &UrlParts,
+        options: SourceOptions<'_>,
+    ) -> Option<(SourceSettings, String)> {
+        let tables = self.own_tables(&options);
+        self.only_for("slot", options.slot.is_some(), "PostgreSQL");
+        self.only_for("message-prefix", !options.message_prefixes.is_empty(), "PostgreSQL");
+        self.only_for("server-id", options.server_id.is_some(), "MySQL and MariaDB");
+        self.only_for("uuid-column", !options.uuid_columns.is_empty(), "MySQL and MariaDB");
+        let Some(database) = parts.database.clone() else {
+            self.problem("source", "names no database; it looks like mongodb://user@host/database?replicaSet=name");
+            return None;
+        };
+        let checkpoint = self.checkpoint(options.checkpoint.as_deref());
+        let start = self.start(options.start, str::parse);
+        let settings = MongoSettings {
+            url,
+            tables,
+            no_create: options.no_create,
+            snapshot: options.snapshot,
+            start: start?,
+            extended_json: options.extended_json,
+            checkpoint: checkpoint?,
+        };
+        Some((SourceSettings::Mongo(settings), default_name(&database)))
+    }
+
+    /// Not a text like the others: its `file:` is a place, not the place of the text.
+    fn checkpoint(&mut self, said: Option<&str>) -> Option<CheckpointPlace> {
+        match said {
+            Some("source") | None => Some(CheckpointPlace::Source),
+            Some("kafka") => Some(CheckpointPlace::Kafka),
+            Some(place) => match place.strip_prefix("file:").filter(|path| !path.is_empty()) {
+                Some(path) => Some(CheckpointPlace::File(path.to_owned())),
+                None => {
+                    let what = format!("`{place}` is not a place; there are source, kafka and file:PATH");
+                    self.problem("checkpoint", what);
+                    None
+                }
+            },
+        }
     }
 
     fn only_for(&mut self, key: &str, said: bool, whose: &str) {

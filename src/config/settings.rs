@@ -5,10 +5,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::kafka_options::KafkaOption;
-use super::options::{LogFormat, Snapshot};
+use super::options::{ExtendedJson, LogFormat, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
+use crate::source::mongodb::token::StartPoint;
 use crate::source::mysql::position::BinlogPosition;
 
 #[derive(Clone, Debug)]
@@ -58,6 +59,7 @@ pub enum SourceSettings {
     Postgres(PostgresSettings),
     /// And MariaDB.
     MySql(MySqlSettings),
+    Mongo(MongoSettings),
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +86,18 @@ pub struct MySqlSettings {
     pub server_id: Option<u32>,
     /// Binary columns that are written as UUIDs.
     pub uuid_columns: Vec<String>,
+    pub checkpoint: CheckpointPlace,
+}
+
+#[derive(Clone, Debug)]
+pub struct MongoSettings {
+    pub url: SourceUrl,
+    /// Collections; of the URL's database unless they name one.
+    pub tables: Vec<TableName>,
+    pub no_create: bool,
+    pub snapshot: Snapshot,
+    pub start: Start<StartPoint>,
+    pub extended_json: ExtendedJson,
     pub checkpoint: CheckpointPlace,
 }
 

@@ -52,6 +52,8 @@ pub struct Layout {
     pub topic: &'static str,
     /// Headers of every record, from roles; a null value or an absent column gives none.
     pub headers: &'static [(&'static str, Role)],
+    /// Headers from columns that play no other role.
+    pub column_headers: &'static [&'static str],
 }
 
 use Need::{Optional, Required};
@@ -71,6 +73,7 @@ pub const LAYOUTS: &[Layout] = &[
         ],
         topic: "{topic}",
         headers: &[("id", Role::Id), ("event_type", Role::Type)],
+        column_headers: &[],
     },
     Layout {
         name: "debezium",
@@ -84,6 +87,23 @@ pub const LAYOUTS: &[Layout] = &[
         ],
         topic: "outbox.event.{topic}",
         headers: &[("id", Role::Id)],
+        column_headers: &[],
+    },
+    Layout {
+        name: "entity",
+        tables: &["outbox"],
+        columns: &[
+            (Role::Id, "event_id", Required),
+            (Role::Key, "partition_key", Required),
+            (Role::Payload, "payload", Required),
+            (Role::Topic, "topic", Optional),
+            (Role::Type, "event_type", Optional),
+            (Role::Version, "entity_version", Optional),
+            (Role::Timestamp, "created_at", Optional),
+        ],
+        topic: "{topic}",
+        headers: &[("event_id", Role::Id), ("event_type", Role::Type), ("entity_version", Role::Version)],
+        column_headers: &["entity_type", "entity_id"],
     },
 ];
 

@@ -102,6 +102,9 @@ impl Plan {
                 headers.push(((*name).to_owned(), origin));
             }
         }
+        for name in layout.column_headers {
+            headers.push(((*name).to_owned(), origin(&mut projection, name, Need::Optional)));
+        }
         if let Some(origin) =
             origin_of(&mut projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version))
         {

@@ -1,6 +1,7 @@
 //! Where events come from. A source is two halves, so that confirming a position and answering the server's
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
+pub mod mongodb;
 pub mod mysql;
 pub mod postgres;
 pub mod schema;
@@ -8,7 +9,7 @@ pub mod tls;
 pub mod transport;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use thiserror::Error;
 use tokio::task::JoinHandle;
@@ -59,6 +60,8 @@ pub struct SourceStats {
     pub retained_bytes: AtomicU64,
     /// Bytes of log between the confirmed position and the end, where positions cannot be subtracted; plus one.
     told_lag: AtomicU64,
+    /// The source's log is not counted in bytes.
+    no_bytes: AtomicBool,
     ignored: [AtomicU64; 3],
 }
 
@@ -80,12 +83,19 @@ impl SourceStats {
         self.told_lag.store(bytes.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// What the source told of its lag, else the difference of positions.
-    pub fn lag_bytes(&self, difference: u64) -> u64 {
-        match self.told_lag.load(Ordering::Relaxed) {
+    pub fn has_no_bytes(&self) {
+        self.no_bytes.store(true, Ordering::Relaxed);
+    }
+
+    /// What the source told of its lag, else the difference of positions; `None` where bytes say nothing.
+    pub fn lag_bytes(&self, difference: u64) -> Option<u64> {
+        if self.no_bytes.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(match self.told_lag.load(Ordering::Relaxed) {
             0 => difference,
             told => told - 1,
-        }
+        })
     }
 
     pub fn ignore(&self, change: Ignored) {
@@ -113,6 +123,7 @@ pub struct Opened {
 pub enum Memory {
     Postgres(Arc<postgres::Memory>),
     MySql(Arc<mysql::Memory>),
+    Mongo(Arc<mongodb::Memory>),
 }
 
 impl Memory {
@@ -120,6 +131,7 @@ impl Memory {
         match settings {
             SourceSettings::Postgres(_) => Memory::Postgres(Arc::default()),
             SourceSettings::MySql(_) => Memory::MySql(Arc::default()),
+            SourceSettings::Mongo(_) => Memory::Mongo(Arc::default()),
         }
     }
 }
@@ -138,6 +150,9 @@ pub async fn open(
         (SourceSettings::MySql(source), Memory::MySql(memory)) => {
             Box::pin(mysql::open(source, settings, projection, memory, stats)).await
         }
+        (SourceSettings::Mongo(source), Memory::Mongo(memory)) => {
+            Box::pin(mongodb::open(source, settings, projection, memory, stats)).await
+        }
         _ => Err(SourceFailure::transient("the source's memory is of another source")),
     }
 }
@@ -151,6 +166,9 @@ pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> 
         SourceSettings::MySql(source) => {
             mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
         }
+        SourceSettings::Mongo(source) => {
+            Box::pin(mongodb::preflight::preflight(source, &settings.name, projection, &settings.kafka)).await
+        }
     }
 }
 
@@ -159,6 +177,7 @@ pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> 
     match &settings.source {
         SourceSettings::Postgres(source) => postgres::stand_by(source).await,
         SourceSettings::MySql(source) => mysql::stand_by(source, &settings.name).await,
+        SourceSettings::Mongo(source) => Box::pin(mongodb::stand_by(source, &settings.name)).await,
     }
 }
 
@@ -166,6 +185,7 @@ pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> 
 pub enum Reader {
     Postgres(Box<postgres::Reader>),
     MySql(Box<mysql::Reader>),
+    Mongo(Box<mongodb::Reader>),
 }
 
 impl Reader {
@@ -173,6 +193,7 @@ impl Reader {
         match self {
             Reader::Postgres(reader) => reader.next(chunk).await,
             Reader::MySql(reader) => reader.next(chunk).await,
+            Reader::Mongo(reader) => reader.next(chunk).await,
         }
     }
 }
@@ -181,6 +202,7 @@ impl Reader {
 pub enum Confirmer {
     Postgres(postgres::Confirmer),
     MySql(mysql::Confirmer),
+    Mongo(mongodb::Confirmer),
 }
 
 impl Confirmer {
@@ -188,6 +210,7 @@ impl Confirmer {
         match self {
             Confirmer::Postgres(confirmer) => confirmer.confirm(upto),
             Confirmer::MySql(confirmer) => confirmer.confirm(upto),
+            Confirmer::Mongo(confirmer) => confirmer.confirm(upto),
         }
     }
 
@@ -198,7 +221,8 @@ impl Confirmer {
                 confirmer.finish(&mut reader, alarm).await;
             }
             (Confirmer::MySql(confirmer), _) => confirmer.finish(alarm).await,
-            (Confirmer::Postgres(_), Reader::MySql(_)) => {}
+            (Confirmer::Mongo(confirmer), _) => confirmer.finish(alarm).await,
+            (Confirmer::Postgres(_), _) => {}
         }
     }
 }

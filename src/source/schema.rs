@@ -1,8 +1,10 @@
 //! The tables' own statements: files under sql/ that run as they stand, with marked places that `init` fills in.
+//! MongoDB's are JavaScript, where the marks are comments as well.
 
 /// The template without its comments, with each `/*name*/ … /**/` replaced; what has no replacement stays as written.
 pub fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> String {
-    let statement = template.lines().filter(|line| !line.trim_start().starts_with("--"));
+    let comment = |line: &&str| ["--", "//"].iter().any(|mark| line.trim_start().starts_with(mark));
+    let statement = template.lines().filter(|line| !comment(line));
     let mut rest = &*statement.collect::<Vec<_>>().join("\n");
     let mut filled = String::new();
     while let Some((before, after)) = rest.split_once("/*") {

@@ -1,12 +1,9 @@
 //! Where a pipeline's position is kept: in the source's own table, unless the user chose another place.
 
-use std::path::PathBuf;
-
 use super::conninfo::ConnInfo;
 use super::session::{Session, literal};
-use crate::checkpoint::{Checkpoint, CheckpointError, FileStore, KafkaStore, SnapshotState, Store};
+use crate::checkpoint::{Checkpoint, SnapshotState, Store};
 use crate::config::{CheckpointPlace, KafkaSettings};
-use crate::sink::kafka;
 use crate::source::SourceFailure;
 
 /// Creates the table; run by `init`, by the first start, or by hand.
@@ -20,44 +17,29 @@ pub enum Place {
 
 impl Place {
     pub fn open(place: &CheckpointPlace, kafka: &KafkaSettings) -> Result<Self, SourceFailure> {
-        match place {
-            CheckpointPlace::Source => Ok(Place::Table),
-            CheckpointPlace::File(path) => Ok(Place::Elsewhere(Store::File(FileStore::new(PathBuf::from(path))))),
-            CheckpointPlace::Kafka => {
-                let config = kafka::client_config(kafka).map_err(|failure| SourceFailure::NotReady {
-                    what: failure.to_string(),
-                    remedy: "correct the Kafka options".to_owned(),
-                })?;
-                let store = KafkaStore::new(config).map_err(refused)?;
-                Ok(Place::Elsewhere(Store::Kafka(Box::new(store))))
-            }
-        }
+        Ok(match Store::open(place, kafka)? {
+            None => Place::Table,
+            Some(store) => Place::Elsewhere(store),
+        })
     }
 
     pub async fn load(&self, session: &mut Session, pipeline: &str) -> Result<Option<Checkpoint>, SourceFailure> {
         match self {
             Place::Table => load(session, pipeline).await,
-            Place::Elsewhere(store) => store.load(pipeline).await.map_err(refused),
+            Place::Elsewhere(store) => Ok(store.load(pipeline).await?),
         }
     }
 
     pub async fn save(&self, session: &mut Session, checkpoint: &Checkpoint) -> Result<(), SourceFailure> {
         match self {
             Place::Table => session.execute(&upsert(checkpoint)).await,
-            Place::Elsewhere(store) => store.save(checkpoint).await.map_err(refused),
+            Place::Elsewhere(store) => Ok(store.save(checkpoint).await?),
         }
     }
 
     /// Whether a table has to be there.
     pub fn is_table(&self) -> bool {
         matches!(self, Place::Table)
-    }
-}
-
-fn refused(error: CheckpointError) -> SourceFailure {
-    match error {
-        CheckpointError::Transient(what) => SourceFailure::Transient { what },
-        CheckpointError::Refused { what, remedy } => SourceFailure::NotReady { what, remedy },
     }
 }
 
@@ -77,7 +59,7 @@ async fn load(session: &mut Session, pipeline: &str) -> Result<Option<Checkpoint
     let rows = session.query(&statement).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let format = row.number(0) as u32;
-    Checkpoint::check_format(pipeline, format).map_err(refused)?;
+    Checkpoint::check_format(pipeline, format)?;
     Ok(Some(Checkpoint {
         format,
         pipeline: pipeline.to_owned(),

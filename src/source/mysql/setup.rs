@@ -13,6 +13,7 @@ use crate::event::Projection;
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
+const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
 /// What is to be there.
@@ -142,7 +143,11 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
 }
 
 fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
-    let template = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
+    let template = match wanted.route.layout.as_str() {
+        "debezium" => DEBEZIUM,
+        "entity" => ENTITY,
+        _ => NATIVE,
+    };
     schema::fill(template, |name| match name {
         "table" => Some(match &table.schema {
             Some(schema) => format!("{}.{}", quote(schema), quote(&table.name)),

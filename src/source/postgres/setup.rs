@@ -19,6 +19,7 @@ use crate::source::{SourceFailure, schema};
 
 /// The outbox table of the layout `native`, as it stands.
 pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
+const ENTITY: &str = include_str!("../../../sql/postgres/entity.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 
 /// The version whose statements are printed when no server can be asked.
@@ -211,7 +212,11 @@ fn create_schema(schema: &str) -> Step {
 }
 
 fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: u32) -> Step {
-    let template = if wanted.route.layout == "debezium" { DEBEZIUM } else { NATIVE };
+    let template = match wanted.route.layout.as_str() {
+        "debezium" => DEBEZIUM,
+        "entity" => ENTITY,
+        _ => NATIVE,
+    };
     let sql = schema::fill(template, |name| match name {
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),

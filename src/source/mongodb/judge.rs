@@ -1,0 +1,105 @@
+//! What stands in the way of a run, each with its remedy. `run`, `check` and `init` all judge by these.
+
+use mongodb::Client;
+
+use super::server::{self, Server};
+use super::token::{ClusterTime, StreamPosition};
+use crate::checkpoint::Checkpoint;
+use crate::source::SourceFailure;
+
+pub const MAKE_REPLICA_SET: &str = "change streams need a replica set, and one member is enough: start mongod with \
+                                    --replSet rs0, then run rs.initiate() once in mongosh";
+
+fn not_ready(what: impl Into<String>, remedy: impl Into<String>) -> SourceFailure {
+    SourceFailure::NotReady { what: what.into(), remedy: remedy.into() }
+}
+
+/// What a run cannot do without.
+pub fn server(server: &Server) -> Vec<SourceFailure> {
+    let mut wrong = Vec::new();
+    if server.set.is_none() && !server.sharded {
+        wrong.push(not_ready(format!("{} is not a member of a replica set", server.address), MAKE_REPLICA_SET));
+    }
+    if server.is_old() {
+        let what = format!("the server is MongoDB {}", server.version_text());
+        wrong.push(not_ready(what, "outboxd needs MongoDB 4.4 or newer: upgrade the server"));
+    }
+    wrong
+}
+
+/// A checkpoint as a position of this server.
+pub fn position(stored: &Checkpoint, identity: &str) -> Result<StreamPosition, SourceFailure> {
+    let pipeline = &stored.pipeline;
+    if stored.source != "mongodb" {
+        return Err(not_ready(
+            format!("the checkpoint of pipeline `{pipeline}` is of a {} source, and this is MongoDB", stored.source),
+            "give this pipeline another --name, or remove the checkpoint if the old source is gone for good",
+        ));
+    }
+    if stored.server != identity {
+        return Err(SourceFailure::PositionLost {
+            what: format!(
+                "the checkpoint of pipeline `{pipeline}` is of another server: it is of {}, and this one is {identity}",
+                stored.server
+            ),
+            remedy: "connect to the server it is of; or give this pipeline another --name; or, if the collection \
+                     outboxd_checkpoint was merely removed, find out what is missing and go on with --start"
+                .to_owned(),
+        });
+    }
+    let token = stored.position.parse();
+    let token = token.map_err(|error: super::token::ParseTokenError| {
+        not_ready(format!("the checkpoint of pipeline `{pipeline}`: {error}"), "correct its position")
+    })?;
+    Ok(StreamPosition::after(token))
+}
+
+/// The stored position is older than the one that was stored last: so is the server that holds it.
+pub fn went_back(pipeline: &str, found: &StreamPosition, written: &StreamPosition) -> SourceFailure {
+    SourceFailure::PositionLost {
+        what: format!(
+            "the position of pipeline `{pipeline}` is lost: the checkpoint went back, so the server was restored from a \
+             copy\n  stored by this process: {} ({written})\n  found now:              {} ({found})",
+            when(written.time),
+            when(found.time)
+        ),
+        remedy: "find out what was committed after the copy and see that it is delivered; the next start goes on from \
+                 the restored checkpoint"
+            .to_owned(),
+    }
+}
+
+/// Tells what is missing when the server no longer has what follows a position.
+#[derive(Clone)]
+pub struct Loss {
+    pub pipeline: String,
+}
+
+impl Loss {
+    pub async fn report(&self, client: &Client, position: &StreamPosition, why: &str) -> SourceFailure {
+        let first = match server::oplog(client).await {
+            Ok(oplog) => when(oplog.first),
+            Err(failure) => format!("unknown ({failure})"),
+        };
+        let pipeline = &self.pipeline;
+        SourceFailure::PositionLost {
+            what: format!(
+                "the position of pipeline `{pipeline}` is lost: the oplog no longer has what follows it\n  last \
+                 confirmed:    {} ({position})\n  the oplog begins:  {first}\n  the server says:   {why}",
+                when(position.time)
+            ),
+            remedy: format!(
+                "find out what was committed in between and see that it is delivered; then go on with --start now (or \
+                 earliest) after db.outboxd_checkpoint.deleteOne({{_id: \"{pipeline}\"}}), or under another --name; \
+                 a larger oplog (replSetResizeOplog) lets outboxd be away for longer"
+            ),
+        }
+    }
+}
+
+/// A cluster time for people.
+pub fn when(time: ClusterTime) -> String {
+    let mut date = Vec::new();
+    super::extended_json::write_date(i64::from(time.seconds) * 1000, &mut date);
+    format!("{} ({time})", String::from_utf8_lossy(&date))
+}

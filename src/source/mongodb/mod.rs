@@ -1,0 +1,314 @@
+//! MongoDB: change streams of the outbox collections.
+//!
+//! ```text
+//!   server ──replies──▶ ChangeStream ──batches──▶ Reader ──chunks──▶ relay
+//!                                                                     │
+//!   outboxd_checkpoint ◀── keeper task ◀── watch ◀── Confirmer ◀──────┘
+//!     lease and position
+//! ```
+//!
+//! The server keeps no position for a reader, so outboxd keeps it itself, behind the acknowledgements, beside the lease
+//! that says who runs the pipeline.
+
+mod change_stream;
+mod checkpoint;
+mod documents;
+pub mod extended_json;
+mod judge;
+mod keeper;
+mod lease;
+pub mod preflight;
+mod reader;
+mod server;
+mod server_error;
+pub mod setup;
+mod snapshot;
+pub mod token;
+
+pub use reader::Reader;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mongodb::options::ConnectionString;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
+use crate::config::{MongoSettings, PipelineSettings, Snapshot, Start};
+use crate::event::Projection;
+use crate::position::Position;
+use crate::source::{self, Opened, SourceFailure, SourceStats};
+use change_stream::{Entry, Scope, Watch};
+use checkpoint::Place;
+use documents::Documents;
+use keeper::Keeper;
+use server::{Connection, Server};
+use snapshot::SnapshotReader;
+use token::{ResumeToken, StartPoint, StreamPosition};
+
+/// What outlives a connection.
+pub struct Memory {
+    /// What this process calls itself in a lease.
+    holder: String,
+    remembered: Mutex<Remembered>,
+}
+
+#[derive(Default)]
+struct Remembered {
+    /// The last position confirmed by this process, newer than the stored one.
+    confirmed: Option<StreamPosition>,
+    /// The last position stored by this process.
+    stored: Option<StreamPosition>,
+    /// What was committed when the process started ends here.
+    caught_up_at: Option<StreamPosition>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let random = RandomState::new().hash_one(std::time::Instant::now());
+        let holder = format!("{}/{}/{random:016x}", host.as_deref().unwrap_or("unknown"), std::process::id());
+        Memory { holder, remembered: Mutex::default() }
+    }
+}
+
+impl Memory {
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Confirmer {
+    confirmed: watch::Sender<StreamPosition>,
+    memory: Arc<Memory>,
+    finish_keeper: Option<oneshot::Sender<()>>,
+}
+
+impl Confirmer {
+    pub fn confirm(&self, upto: &Position) {
+        let Position::Mongo(position) = upto else { return };
+        self.memory.remembered().confirmed = Some((**position).clone());
+        self.confirmed.send_replace((**position).clone());
+    }
+
+    /// Stores the last confirmed position and lets the lease go.
+    pub async fn finish(mut self, alarm: JoinHandle<Result<(), SourceFailure>>) {
+        if let Some(finish) = self.finish_keeper.take() {
+            let _ = finish.send(());
+            let _ = tokio::time::timeout(Duration::from_secs(3), alarm).await;
+        }
+    }
+}
+
+/// Whether the URL can be understood, without connecting.
+pub fn check_url(url: &str) -> Result<(), SourceFailure> {
+    ConnectionString::parse(url).map(|_| ()).map_err(|error| SourceFailure::Misconfigured {
+        what: server_error::message(&error),
+        remedy: "it looks like mongodb://user@host1,host2/database?replicaSet=name".to_owned(),
+    })
+}
+
+/// What is watched, with the URL's database where a collection names none.
+fn scope(settings: &MongoSettings, connection: &Connection) -> Scope {
+    let database = connection.database.name();
+    let namespace = |table: &crate::config::TableName| {
+        (table.schema.clone().unwrap_or_else(|| database.to_owned()), table.name.clone())
+    };
+    Scope::new(settings.tables.iter().map(namespace).collect())
+}
+
+fn watch_of(settings: &MongoSettings, connection: &Connection, server: &Server, documents: &Documents) -> Watch {
+    Watch {
+        client: connection.client.clone(),
+        scope: scope(settings, connection),
+        fields: documents.names(),
+        criteria: connection.options.selection_criteria.clone(),
+        splits: server.splits_events(),
+    }
+}
+
+/// Opens the stream: takes the lease, finds the checkpoint, makes what is missing and may be made, and goes on from the
+/// confirmed position. Whatever stands in the way is told with its remedy.
+pub async fn open(
+    settings: &MongoSettings,
+    of: &PipelineSettings,
+    projection: &Projection,
+    memory: &Arc<Memory>,
+    stats: &Arc<SourceStats>,
+) -> Result<Opened, SourceFailure> {
+    let pipeline = of.name.as_str();
+    let connection = server::connect(settings).await?;
+    let server = Server::ask(&connection).await?;
+    if let Some(failure) = judge::server(&server).into_iter().next() {
+        return Err(failure);
+    }
+    stats.has_no_bytes();
+    memory.remembered().caught_up_at.get_or_insert_with(|| StreamPosition::end_of(server.now));
+    let documents = Documents::new(projection, settings.extended_json);
+    let watch = watch_of(settings, &connection, &server, &documents);
+    let place = Place::open(&settings.checkpoint, &of.kafka)?;
+    let taken = lease::take(&connection.database, pipeline, &memory.holder, settings.no_create).await?;
+    let identity = checkpoint::identity(server.name(), &taken.document);
+    let stored = place.load(pipeline, &taken.document).await?;
+
+    let known = match &stored {
+        Some(stored) => Some(known_position(stored, &identity, memory)?),
+        None => None,
+    };
+    let pending = match &stored {
+        Some(stored) => stored.snapshot == SnapshotState::Pending,
+        None => settings.snapshot == Snapshot::Existing,
+    };
+    let start = match known {
+        Some(known) => known,
+        None => StreamPosition::after(first_position(settings, &watch).await?),
+    };
+    let lost = judge::Loss { pipeline: pipeline.to_owned() };
+    let entry = entry(&start, stored.as_ref(), &watch.scope);
+    // Opened before anything is stored or delivered, so that a lost position is known at once.
+    let stream = match watch.open(&entry).await {
+        Ok(stream) => stream,
+        Err(SourceFailure::PositionLost { what, .. }) => return Err(lost.report(&watch.client, &start, &what).await),
+        Err(failure) => return Err(failure),
+    };
+    let checkpoint = Checkpoint {
+        format: FORMAT,
+        pipeline: pipeline.to_owned(),
+        source: "mongodb".to_owned(),
+        server: identity,
+        position: start.to_string(),
+        file: watch.scope.to_string(),
+        snapshot: match (&stored, pending) {
+            (_, true) => SnapshotState::Pending,
+            (Some(stored), false) => stored.snapshot,
+            (None, false) => SnapshotState::None,
+        },
+    };
+    if stored.is_none() {
+        // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
+        match &place {
+            Place::Document => drop(taken.lease.renew(Some(&checkpoint)).await?),
+            Place::Elsewhere(store) => store.save(&checkpoint).await?,
+        }
+    }
+
+    let snapshot = pending.then(|| {
+        SnapshotReader::new(snapshot::Wanted {
+            client: connection.client.clone(),
+            scope: watch.scope.clone(),
+            criteria: watch.criteria.clone(),
+            order: snapshot::order_of(projection),
+            from: start.time,
+            end: start.clone(),
+        })
+    });
+    // Nothing is confirmed before the snapshot is delivered.
+    let reported = if pending { StreamPosition::nothing() } else { start.clone() };
+    let (confirmed, watched) = watch::channel(reported.clone());
+    let (finish_keeper, finished) = oneshot::channel();
+    let validity = taken.lease.validity.clone();
+    let keeper = Keeper {
+        lease: taken.lease,
+        place,
+        checkpoint,
+        confirmed: watched,
+        snapshot_end: pending.then(|| start.clone()),
+        interval: of.checkpoint_interval,
+        stored: StreamPosition { eventful: 0, ..start.clone() },
+        stored_at: Instant::now(),
+        memory: memory.clone(),
+    };
+    tracing::info!(
+        source = server.address,
+        collections = %watch.scope,
+        after = %judge::when(start.time),
+        server = server.version_text(),
+        "reading the change stream"
+    );
+    let reader = Reader::new(reader::Parts {
+        watch,
+        // While a snapshot is read nobody asks for more, and the server forgets a cursor after ten minutes.
+        stream: (!pending).then_some(stream),
+        position: match entry {
+            Entry::At(_) => StreamPosition { token: None, ..start.clone() },
+            _ => start.clone(),
+        },
+        documents,
+        width: projection.width(),
+        snapshot,
+        validity,
+        lost,
+        stall_timeout: of.stall_timeout,
+        stats: stats.clone(),
+    });
+    let caught_up_at = memory.remembered().caught_up_at.clone().unwrap_or(start);
+    let alarm = tokio::spawn(keeper.run(finished));
+    Ok(Opened {
+        reader: source::Reader::Mongo(Box::new(reader)),
+        confirmer: source::Confirmer::Mongo(Confirmer {
+            confirmed,
+            memory: memory.clone(),
+            finish_keeper: Some(finish_keeper),
+        }),
+        start: Position::Mongo(Box::new(reported)),
+        caught_up_at: Position::Mongo(Box::new(caught_up_at)),
+        alarm,
+    })
+}
+
+/// Where to go on: from the stored position, or from a newer one that this process confirmed after it was stored.
+fn known_position(stored: &Checkpoint, identity: &str, memory: &Memory) -> Result<StreamPosition, SourceFailure> {
+    let found = judge::position(stored, identity)?;
+    let remembered = memory.remembered();
+    if let Some(written) = remembered.stored.as_ref().filter(|written| !found.covers(written)) {
+        // What was committed since would pass for delivered.
+        return Err(judge::went_back(&stored.pipeline, &found, written));
+    }
+    Ok(match &remembered.confirmed {
+        Some(newer) if newer.token.is_some() && newer.covers(&found) => newer.clone(),
+        _ => found,
+    })
+}
+
+/// How the stream is entered at a known position. A token of an event is found again only where the same is watched;
+/// after a change of the collections its time is entered, and what was at that very time may come again.
+fn entry(start: &StreamPosition, stored: Option<&Checkpoint>, scope: &Scope) -> Entry {
+    let same = stored.is_none_or(|stored| stored.file == scope.to_string());
+    match &start.token {
+        Some(token) if same => Entry::After(token.clone()),
+        _ => Entry::At(start.time),
+    }
+}
+
+/// Where the stream is entered for the first time.
+async fn first_position(settings: &MongoSettings, watch: &Watch) -> Result<ResumeToken, SourceFailure> {
+    let entry = match &settings.start {
+        Start::Now => Entry::Now,
+        Start::At(StartPoint::After(token)) => Entry::After(token.clone()),
+        Start::At(StartPoint::At(time)) => Entry::At(*time),
+        Start::Earliest => {
+            let oplog = server::oplog(&watch.client).await?;
+            // The oldest entry may be on its way out, and is no insert as a rule.
+            Entry::At(oplog.first)
+        }
+    };
+    watch.position(&entry).await.map_err(|failure| match failure {
+        SourceFailure::PositionLost { what, .. } => SourceFailure::PositionLost {
+            what: format!("--start lies before the beginning of the oplog: {what}"),
+            remedy: "start at `earliest`, or at a position that the oplog still has".to_owned(),
+        },
+        other => other,
+    })
+}
+
+/// Waits until nobody else holds the pipeline.
+pub async fn stand_by(settings: &MongoSettings, pipeline: &str) -> Result<(), SourceFailure> {
+    let connection = server::connect(settings).await?;
+    while lease::holder(&connection.database, pipeline).await?.is_some() {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
+}

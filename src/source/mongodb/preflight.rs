@@ -1,0 +1,241 @@
+//! `check` on the side of MongoDB: everything that stands in the way of a run, and what would hurt it later. Nothing is
+//! created or changed. What a run itself would refuse is judged by the same functions ([`judge`]).
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::change_stream::{Entry, Scope, Watch};
+use super::checkpoint::{self, Place};
+use super::documents::Documents;
+use super::judge;
+use super::lease;
+use super::server::{self, Connection, Server};
+use super::watch_of;
+use crate::config::{CheckpointPlace, KafkaSettings, MongoSettings};
+use crate::event::Projection;
+use crate::preflight::{Finding, Report};
+use crate::source::SourceFailure;
+
+/// An oplog that reaches back less than this is lost over a bad night.
+const SHORT_WINDOW_HOURS: u32 = 24;
+
+/// Looks at everything that a run needs of the server.
+pub async fn preflight(
+    settings: &MongoSettings,
+    pipeline: &str,
+    projection: &Projection,
+    kafka: &KafkaSettings,
+) -> Vec<Finding> {
+    let mut report = Report::default();
+    // What ends the look early has been reported.
+    let _ = look(&mut report, settings, pipeline, projection, kafka).await;
+    report.into_findings()
+}
+
+async fn look(
+    report: &mut Report,
+    settings: &MongoSettings,
+    pipeline: &str,
+    projection: &Projection,
+    kafka: &KafkaSettings,
+) -> Option<()> {
+    let connection = report.told("connection", server::connect(settings).await)?;
+    let server = report.told("connection", Server::ask(&connection).await)?;
+    report.ok("connection", format!("{} answers: MongoDB {}", server.address, server.version_text()));
+    let wrong = judge::server(&server);
+    match (&server.set, server.sharded) {
+        (Some(set), _) if wrong.is_empty() => report.ok("replica-set", format!("a member of {set}")),
+        (None, true) => report.warn(
+            "replica-set",
+            "this is a sharded cluster: it should work, and was never tried",
+            "try it under load before you rely on it",
+        ),
+        _ => {}
+    }
+    let unusable = !wrong.is_empty();
+    for failure in wrong {
+        report.refused("replica-set", failure);
+    }
+    compatibility(report, &connection).await;
+    let documents = Documents::new(projection, settings.extended_json);
+    let watch = watch_of(settings, &connection, &server, &documents);
+    collections(report, &connection, &watch.scope).await;
+    checkpoint_rights(report, &connection, settings).await;
+    if unusable {
+        return None;
+    }
+    // Whether the stream can be opened is best told by opening it.
+    let opened = watch.position(&Entry::Now).await;
+    if report.told("change-stream", opened).is_some() {
+        report.ok("change-stream", format!("{} can be watched", watch.scope));
+    }
+    window(report, &connection).await;
+    position(report, &connection, &server, &watch, settings, pipeline, kafka).await
+}
+
+async fn compatibility(report: &mut Report, connection: &Connection) {
+    let asked = doc! { "getParameter": 1, "featureCompatibilityVersion": 1 };
+    match connection.client.database("admin").run_command(asked).await {
+        Ok(answer) => {
+            let version = answer.get_document("featureCompatibilityVersion").and_then(|version| version.get_str("version"));
+            let version = version.unwrap_or("unknown");
+            let old = version.split_once('.').is_some_and(|(major, minor)| {
+                (major.parse().unwrap_or(0), minor.parse().unwrap_or(0)) < (4_u32, 4_u32)
+            });
+            match old {
+                true => report.fail(
+                    "compatibility",
+                    format!("featureCompatibilityVersion is {version}"),
+                    "db.adminCommand({setFeatureCompatibilityVersion: \"4.4\"}) or newer",
+                ),
+                false => report.ok("compatibility", format!("featureCompatibilityVersion is {version}")),
+            }
+        }
+        Err(_) => report.ok("compatibility", "featureCompatibilityVersion may not be looked at by this user"),
+    }
+}
+
+async fn collections(report: &mut Report, connection: &Connection, scope: &Scope) {
+    for (database, collection) in scope.namespaces() {
+        let within = connection.client.database(database);
+        match within.list_collection_names().filter(doc! { "name": collection }).await {
+            Ok(names) if names.is_empty() => report.warn(
+                "collection",
+                format!("there is no collection {database}.{collection} yet; it is watched all the same"),
+                "outboxd init, if it is not a mistake in --table",
+            ),
+            Ok(_) => report.ok("collection", format!("{database}.{collection}")),
+            // Whoever may not list may still watch.
+            Err(_) => report.ok("collection", format!("{database}.{collection}; this user may not look whether it exists")),
+        }
+    }
+}
+
+/// What the user may do with the collection of leases and checkpoints.
+async fn checkpoint_rights(report: &mut Report, connection: &Connection, settings: &MongoSettings) -> Option<()> {
+    let asked = doc! { "connectionStatus": 1, "showPrivileges": true };
+    let status = report.told("privileges", server::command(&connection.database, asked).await)?;
+    let Ok(auth) = status.get_document("authInfo") else { return None };
+    let users = auth.get_array("authenticatedUsers").map(Vec::len).unwrap_or(0);
+    if users == 0 {
+        report.warn("privileges", "nobody is logged in: the server lets everyone do everything", "turn authorization on");
+        return None;
+    }
+    let privileges = auth.get_array("authenticatedUserPrivileges").map(Vec::as_slice).unwrap_or_default();
+    let database = connection.database.name();
+    let place = checkpoint::described(database);
+    let lacking: Vec<_> = ["find", "insert", "update"]
+        .into_iter()
+        .filter(|action| !allowed(privileges, database, lease::COLLECTION, action))
+        .collect();
+    match lacking.is_empty() {
+        true => report.ok("privileges", format!("the user may keep its lease in {place}")),
+        false => {
+            let actions = lacking.iter().map(|action| format!("\"{action}\"")).collect::<Vec<_>>().join(", ");
+            let why = match settings.checkpoint {
+                CheckpointPlace::Source => "where lease and checkpoint are kept",
+                _ => "where the lease is kept, wherever the checkpoint is",
+            };
+            report.fail(
+                "privileges",
+                format!("the user lacks {} on {place}, {why}", lacking.join(", ")),
+                format!(
+                    "db.grantPrivilegesToRole(\"outboxd\", [{{resource: {{db: \"{database}\", collection: \
+                     \"{}\"}}, actions: [{actions}]}}]) (see sql/mongodb/role.js)",
+                    lease::COLLECTION
+                ),
+            );
+        }
+    }
+    Some(())
+}
+
+fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) -> bool {
+    privileges.iter().filter_map(Bson::as_document).any(|privilege| {
+        let resource = privilege.get_document("resource").ok();
+        let matches = |name: &str, wanted: &str| {
+            resource.and_then(|resource| resource.get_str(name).ok()).is_some_and(|found| found.is_empty() || found == wanted)
+        };
+        let any = resource.is_some_and(|resource| resource.get_bool("anyResource").unwrap_or(false));
+        let has = privilege.get_array("actions").is_ok_and(|actions| {
+            actions.iter().any(|granted| matches!(granted.as_str(), Some(name) if name == action || name == "anyAction"))
+        });
+        has && (any || matches("db", database) && matches("collection", collection))
+    })
+}
+
+async fn window(report: &mut Report, connection: &Connection) {
+    let Ok(oplog) = server::oplog(&connection.client).await else {
+        return report.warn(
+            "oplog",
+            "this user may not look how far the oplog reaches back",
+            "db.grantRolesToRole(\"outboxd\", [{role: \"read\", db: \"local\"}]), or ask rs.printReplicationInfo()",
+        );
+    };
+    let hours = oplog.last.seconds.saturating_sub(oplog.first.seconds) / 3600;
+    let stats = connection.client.database("local").run_command(doc! { "collStats": "oplog.rs" }).await;
+    let full = stats.as_ref().map_or(1.0, fill);
+    match (hours, full) {
+        // A young oplog that has room reaches back as far as there is anything.
+        (hours, full) if hours >= SHORT_WINDOW_HOURS || full < 0.8 => {
+            report.ok("oplog", format!("reaches back {hours} h, {:.0} % full", full * 100.0));
+        }
+        _ => report.warn(
+            "oplog",
+            format!("the oplog reaches back only {hours} h: if outboxd is away for longer, its position is lost"),
+            "db.adminCommand({replSetResizeOplog: 1, size: 51200, minRetentionHours: 72}) on each member",
+        ),
+    }
+}
+
+fn fill(stats: &Document) -> f64 {
+    let number = |name: &str| {
+        let value = stats.get(name);
+        value.and_then(|value| value.as_f64().or(value.as_i64().map(|n| n as f64)).or(value.as_i32().map(f64::from)))
+    };
+    match (number("size"), number("maxSize")) {
+        (Some(size), Some(most)) if most > 0.0 => size / most,
+        _ => 1.0,
+    }
+}
+
+async fn position(
+    report: &mut Report,
+    connection: &Connection,
+    server: &Server,
+    watch: &Watch,
+    settings: &MongoSettings,
+    pipeline: &str,
+    kafka: &KafkaSettings,
+) -> Option<()> {
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    let document = report.told("checkpoint", lease::document(&connection.database, pipeline).await)?;
+    let document = match document {
+        Some(document) => document,
+        None if settings.no_create => {
+            let missing = format!("{} has no document of this pipeline", checkpoint::described(connection.database.name()));
+            report.fail("checkpoint", missing, "outboxd init");
+            return None;
+        }
+        None => Document::new(),
+    };
+    let stored = report.told("checkpoint", place.load(pipeline, &document).await)?;
+    let Some(stored) = stored else {
+        report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
+        return None;
+    };
+    let identity = checkpoint::identity(server.name(), &document);
+    let at = report.told("position", judge::position(&stored, &identity))?;
+    let entry = super::entry(&at, Some(&stored), &watch.scope);
+    match watch.position(&entry).await {
+        Ok(_) => report.ok("position", judge::when(at.time)),
+        Err(SourceFailure::PositionLost { what, .. }) => {
+            let lost = judge::Loss { pipeline: pipeline.to_owned() };
+            report.refused("position", lost.report(&connection.client, &at, &what).await);
+        }
+        Err(failure) => report.refused("position", failure),
+    }
+    if let Ok(Some(holder)) = lease::holder(&connection.database, pipeline).await {
+        report.ok("leader", format!("an instance runs this pipeline now ({holder}); another one stands by"));
+    }
+    Some(())
+}

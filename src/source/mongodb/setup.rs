@@ -1,0 +1,222 @@
+//! What a pipeline stands on (collections, indexes, starting position) and the commands that make it. `init` runs
+//! exactly what its `--dry-run` prints.
+
+use mongodb::Database;
+use mongodb::bson::{Document, doc};
+
+use super::checkpoint::{self, Place};
+use super::documents::Documents;
+use super::lease;
+use super::server::{self, Connection, Server};
+use super::server_error::{self, Doing, code};
+use super::{first_position, judge, watch_of};
+use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
+use crate::config::{KafkaSettings, MongoSettings, RouteSettings, Snapshot};
+use crate::event::Projection;
+use crate::source::{SourceFailure, schema};
+
+pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
+const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
+const ENTITY: &str = include_str!("../../../sql/mongodb/entity.js");
+const CHECKPOINT: &str = include_str!("../../../sql/mongodb/checkpoint.js");
+
+/// What is to be there.
+pub struct Wanted<'a> {
+    pub settings: &'a MongoSettings,
+    pub kafka: &'a KafkaSettings,
+    pub pipeline: &'a str,
+    pub route: &'a RouteSettings,
+    pub projection: &'a Projection,
+}
+
+/// One command, and where it runs.
+struct Step {
+    thing: String,
+    database: Database,
+    command: Document,
+}
+
+#[derive(Default)]
+struct Plan {
+    present: Vec<String>,
+    steps: Vec<Step>,
+    /// The starting position of the stream, before the steps.
+    position: Option<Checkpoint>,
+}
+
+/// Makes what is missing, saying one line for each thing. A second time there is nothing to do.
+pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
+    let connection = server::connect(wanted.settings).await?;
+    let plan = plan(&connection, wanted).await?;
+    for thing in &plan.present {
+        say(&format!("exists already: {thing}"));
+    }
+    for step in &plan.steps {
+        run(&step.database, step.command.clone()).await?;
+        say(&format!("created {}", step.thing));
+    }
+    if let Some(position) = &plan.position {
+        store(&connection, wanted, position.clone()).await?;
+        say(&format!("created starting position of pipeline {}: {}", wanted.pipeline, position.position));
+    }
+    if plan.steps.is_empty() && plan.position.is_none() {
+        say("nothing to do: everything is in place");
+    }
+    Ok(())
+}
+
+/// The commands that [`init`] would run, for mongosh.
+pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
+    let connection = server::connect(wanted.settings).await?;
+    let plan = plan(&connection, wanted).await?;
+    let mut script = String::new();
+    for thing in &plan.present {
+        script.push_str(&format!("// exists already: {thing}\n"));
+    }
+    for step in &plan.steps {
+        let json = serde_json::to_string(&step.command).unwrap_or_default();
+        let database = serde_json::to_string(step.database.name()).unwrap_or_default();
+        script.push_str(&format!("\n// {}\ndb.getSiblingDB({database}).runCommand({json})\n", step.thing));
+    }
+    match &plan.position {
+        Some(position) => script.push_str(&format!("\n// starting position: {}\n", position.position)),
+        None if plan.steps.is_empty() => script.push_str("// nothing to do: everything is in place\n"),
+        None => {}
+    }
+    Ok(script)
+}
+
+async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, SourceFailure> {
+    let settings = wanted.settings;
+    let server = Server::ask(connection).await?;
+    if let Some(failure) = judge::server(&server).into_iter().next() {
+        return Err(failure);
+    }
+    let documents = Documents::new(wanted.projection, settings.extended_json);
+    let watch = watch_of(settings, connection, &server, &documents);
+    let mut plan = Plan::default();
+    for (database, collection) in watch.scope.namespaces() {
+        let database = connection.client.database(database);
+        for command in commands(&template(wanted.route, collection)) {
+            plan.add(&database, collection, command).await?;
+        }
+    }
+    for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
+        plan.add(&connection.database, lease::COLLECTION, command).await?;
+    }
+    let document = lease::document(&connection.database, wanted.pipeline).await?.unwrap_or_default();
+    let stored = Place::open(&settings.checkpoint, wanted.kafka)?.load(wanted.pipeline, &document).await?;
+    if let Some(stored) = stored {
+        plan.present.push(format!("position of pipeline {}: {}", wanted.pipeline, stored.position));
+        return Ok(plan);
+    }
+    let start = first_position(settings, &watch).await?;
+    plan.position = Some(Checkpoint {
+        format: FORMAT,
+        pipeline: wanted.pipeline.to_owned(),
+        source: "mongodb".to_owned(),
+        // Known when the pipeline's document is there.
+        server: server.name().to_owned(),
+        position: start.to_string(),
+        file: watch.scope.to_string(),
+        snapshot: match settings.snapshot {
+            // The first run reads the collection; what is committed until then it delivers twice rather than not at all.
+            Snapshot::Existing => SnapshotState::Pending,
+            Snapshot::None => SnapshotState::None,
+        },
+    });
+    Ok(plan)
+}
+
+impl Plan {
+    async fn add(&mut self, database: &Database, collection: &str, command: Document) -> Result<(), SourceFailure> {
+        let doing = Doing::Reading(format!("{}.{collection}", database.name()));
+        let refused = |error: mongodb::error::Error| server_error::classify(&error, &doing);
+        let (thing, present) = match command.get_array("indexes").ok().and_then(|indexes| indexes.first()?.as_document()) {
+            Some(index) => {
+                let name = index.get_str("name").unwrap_or_default();
+                let collection_of = database.collection::<Document>(collection);
+                // A collection that is not there has no indexes.
+                let names = collection_of.list_index_names().await.unwrap_or_default();
+                (format!("index {name} of {}.{collection}", database.name()), names.iter().any(|known| known == name))
+            }
+            None => {
+                let names = database.list_collection_names().filter(doc! { "name": collection });
+                (format!("collection {}.{collection}", database.name()), !names.await.map_err(refused)?.is_empty())
+            }
+        };
+        match present {
+            true => self.present.push(thing),
+            false => self.steps.push(Step { thing, database: database.clone(), command }),
+        }
+        Ok(())
+    }
+}
+
+async fn run(database: &Database, command: Document) -> Result<(), SourceFailure> {
+    match database.run_command(command).await {
+        // Someone else made it meanwhile.
+        Err(error) if server_error::code_of(&error) == Some(code::NAMESPACE_EXISTS) => Ok(()),
+        ran => {
+            let doing = Doing::Writing(format!("the database {}", database.name()));
+            ran.map(|_| ()).map_err(|error| server_error::classify(&error, &doing))
+        }
+    }
+}
+
+async fn store(connection: &Connection, wanted: &Wanted<'_>, mut first: Checkpoint) -> Result<(), SourceFailure> {
+    lease::make_document(&connection.database, wanted.pipeline).await?;
+    let document = lease::document(&connection.database, wanted.pipeline).await?.unwrap_or_default();
+    first.server = checkpoint::identity(&first.server, &document);
+    match Place::open(&wanted.settings.checkpoint, wanted.kafka)? {
+        Place::Document => lease::store_first(&connection.database, &first).await,
+        Place::Elsewhere(store) => Ok(store.save(&first).await?),
+    }
+}
+
+fn template(route: &RouteSettings, collection: &str) -> String {
+    let template = match route.layout.as_str() {
+        "debezium" => DEBEZIUM,
+        "entity" => ENTITY,
+        _ => NATIVE,
+    };
+    let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
+    schema::fill(template, |name| match name {
+        "table" => Some(quoted(collection)),
+        role => {
+            let chosen = route.columns.iter().rev().find(|(chosen, _)| chosen == role);
+            chosen.filter(|(_, column)| !column.starts_with('/')).map(|(_, column)| quoted(column))
+        }
+    })
+}
+
+/// The commands of a script: `db.runCommand( … )`, one a line, with JSON inside.
+fn commands(script: &str) -> Vec<Document> {
+    let inner = |line: &str| Some(line.trim().strip_prefix("db.runCommand(")?.strip_suffix(')')?.to_owned());
+    let parsed = |json: String| {
+        let value: serde_json::Value = serde_json::from_str(&json).ok()?;
+        mongodb::bson::serialize_to_document(&value).ok()
+    };
+    script.lines().filter_map(inner).filter_map(parsed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_a_script_is_understood() {
+        for (script, expected) in [(NATIVE, 2), (DEBEZIUM, 1), (ENTITY, 6), (CHECKPOINT, 1)] {
+            let filled = schema::fill(script, |_| None);
+            assert_eq!(commands(&filled).len(), expected, "{filled}");
+            assert_eq!(filled.lines().filter(|line| !line.trim().is_empty()).count(), expected, "{filled}");
+        }
+    }
+
+    #[test]
+    fn the_collections_name_is_put_in() {
+        let route = RouteSettings { layout: "native".to_owned(), ..RouteSettings::default() };
+        let made = commands(&template(&route, "a \"b\""));
+        assert!(made.iter().all(|command| command.values().next().and_then(|name| name.as_str()) == Some("a \"b\"")));
+    }
+}

@@ -1,0 +1,122 @@
+//! `--snapshot existing`: the documents that are in the collections when the stream is first entered.
+//!
+//! The stream's position is taken first, and the documents are read as they are at that cluster time or later, so every
+//! document is in the snapshot or in the stream after it. What is committed between the two is delivered twice. After a
+//! crash a fresh snapshot is read, and the stream from the same place as before.
+
+use futures_util::StreamExt as _;
+use mongodb::Client;
+use mongodb::bson::{Document, doc};
+use mongodb::options::SelectionCriteria;
+use mongodb::raw_batch_cursor::RawBatchCursor;
+
+use super::change_stream::{Batch, Scope};
+use super::documents::Documents;
+use super::server_error::{self, Doing};
+use super::token::{ClusterTime, StreamPosition};
+use crate::event::{Chunk, Commit, CommitEnd, CommitId, Micros, Projection, Want};
+use crate::position::Position;
+use crate::source::SourceFailure;
+
+const BATCH: u32 = 1000;
+
+/// What is read, and where the stream goes on after it.
+pub struct Wanted {
+    pub client: Client,
+    pub scope: Scope,
+    pub criteria: Option<SelectionCriteria>,
+    /// The layout's timestamp, which orders the documents.
+    pub order: Option<String>,
+    /// Everything up to this time is in the snapshot.
+    pub from: ClusterTime,
+    /// Where the stream goes on.
+    pub end: StreamPosition,
+}
+
+pub struct SnapshotReader {
+    wanted: Wanted,
+    /// The collection being read, and its cursor.
+    current: usize,
+    cursor: Option<RawBatchCursor>,
+}
+
+/// The field by which documents are put in order.
+pub fn order_of(projection: &Projection) -> Option<String> {
+    projection.columns().find(|(_, _, want)| *want == Want::Time).map(|(_, name, _)| name.to_owned())
+}
+
+impl SnapshotReader {
+    pub fn new(wanted: Wanted) -> Self {
+        SnapshotReader { wanted, current: 0, cursor: None }
+    }
+
+    /// Fills the chunk with documents; true with the last one, which has the position to go on from.
+    pub async fn next(&mut self, chunk: &mut Chunk, documents: &Documents, width: usize) -> Result<bool, SourceFailure> {
+        loop {
+            chunk.reset(width);
+            let Some((database, collection)) = self.wanted.scope.namespaces().get(self.current).cloned() else {
+                let position = StreamPosition { eventful: 1, ..self.wanted.end.clone() };
+                let position = Position::Mongo(Box::new(position));
+                chunk.end = Some(CommitEnd { position, committed_at: Micros::now() });
+                return Ok(true);
+            };
+            let doing = Doing::Reading(format!("{database}.{collection}"));
+            if self.cursor.is_none() {
+                self.cursor = Some(self.wanted.find(&database, &collection).await?);
+            }
+            let Some(cursor) = &mut self.cursor else { continue };
+            let batch = match cursor.next().await {
+                None => {
+                    (self.cursor, self.current) = (None, self.current + 1);
+                    continue;
+                }
+                Some(batch) => batch.map_err(|error| server_error::classify(&error, &doing))?,
+            };
+            let batch = Batch::from(batch);
+            let reply = batch.bytes();
+            let Some(found) = batch.documents() else { continue };
+            chunk.begin_commit(Commit { id: CommitId::Snapshot, committed_at: Micros::now() });
+            chunk.catching_up = true;
+            for document in found {
+                let unreadable = |why: String| SourceFailure::Undecodable {
+                    what: format!("a document of {database}.{collection} cannot be read: {why}"),
+                    remedy: "nothing was skipped; please report this with the server's version".to_owned(),
+                };
+                let document = document.map_err(|error| unreadable(error.to_string()))?;
+                let document = document.as_document().ok_or_else(|| unreadable("it is no document".to_owned()))?;
+                documents.add(document, self.current as u32, Some(reply), chunk);
+            }
+            chunk.attach_raw(reply.clone());
+            if !chunk.events().is_empty() {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Wanted {
+    async fn find(&self, database: &str, collection: &str) -> Result<RawBatchCursor, SourceFailure> {
+        let mut sort = Document::new();
+        if let Some(field) = &self.order {
+            sort.insert(field, 1);
+        }
+        sort.insert("_id", 1);
+        let time = mongodb::bson::Timestamp::from(self.from);
+        let command = doc! {
+            "find": collection,
+            "sort": sort,
+            "batchSize": BATCH,
+            "allowDiskUse": true,
+            // While the broker is away nothing is asked for, and the server must not forget.
+            "noCursorTimeout": true,
+            "readConcern": { "level": "majority", "afterClusterTime": time },
+        };
+        let database_of = self.client.database(database);
+        let mut asked = database_of.run_cursor_command(command).batch_size(BATCH);
+        if let Some(criteria) = &self.criteria {
+            asked = asked.selection_criteria(criteria.clone());
+        }
+        let doing = Doing::Reading(format!("{database}.{collection}"));
+        asked.batch().await.map_err(|error| server_error::classify(&error, &doing))
+    }
+}
