@@ -9,6 +9,7 @@ of the same name in docker-compose.yml.
 
 from .kafka import Kafka
 from .mariadb import Mariadb
+from .mongodb import Mongodb
 from .mysql import Mysql
 from .postgres import Postgres
 
@@ -20,4 +21,5 @@ ALL = [
     Postgres("postgres-old", "14.24", certificate="server"),
     Mysql(),
     Mariadb(),
+    Mongodb(),
 ]

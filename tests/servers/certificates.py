@@ -7,9 +7,9 @@
     auth_cert.pem   a client; PostgreSQL's `cert` method wants the role's name
                     as the common name
     wrong-ca.pem    signed nothing
-    kafka.pem       server.pem with its key, as Kafka's PEM keystores want it
 
-Each NAME.pem has a NAME.key beside it.
+Each NAME.pem has a NAME.key beside it. Kafka's PEM keystores and MongoDB want
+both in one file: server-and-key.pem and auth_cert-and-key.pem.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ VALID_DAYS = "365"
 # PKCS #8 keys of this kind are read by libpq, rustls, OpenSSL and Java alike.
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 # Made last, hence the sign that all the others are there.
-LAST = "kafka.pem"
+LAST = "auth_cert-and-key.pem"
 
 
 def make(folder: Path) -> None:
@@ -36,10 +36,11 @@ def make(folder: Path) -> None:
     _signed(folder, "server", "localhost", "serverAuth", "DNS:localhost,IP:127.0.0.1")
     _signed(folder, "localhost", "localhost", "serverAuth", "DNS:localhost")
     _signed(folder, "auth_cert", "auth_cert", "clientAuth", "DNS:auth_cert")
-    store = folder / LAST
-    store.write_text((folder / "server.key").read_text() + (folder / "server.pem").read_text())
-    # In Docker, Kafka runs as a user that owns nothing of ours, and reads the
-    # store with its key; the key is worth nothing outside these tests.
+    for name in ("server", "auth_cert"):
+        both = (folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text()
+        (folder / f"{name}-and-key.pem").write_text(both)
+    # In Docker, Kafka runs as a user that owns nothing of ours, and reads its
+    # file with the key; the key is worth nothing outside these tests.
     for certificate in folder.glob("*.pem"):
         certificate.chmod(0o644)
 

@@ -5,6 +5,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from .failure import Failure
@@ -83,6 +84,22 @@ def fetch_jars(artifacts: list[str], folder: Path) -> None:
             + [f"-DoutputDirectory={folder}"],
             log=Path(project) / "maven.log",
         )
+
+
+def fetch_wheel(requirement: str, folder: Path) -> None:
+    """Unpacks one package for Python, given as `name==version`, into `folder`."""
+    with tempfile.TemporaryDirectory(prefix="outboxd-pip-") as scratch:
+        log = Path(scratch) / "log"
+        # Not every Python brings pip; every environment that it makes does.
+        run([sys.executable, "-m", "venv", f"{scratch}/venv"], log=log)
+        run(
+            [f"{scratch}/venv/bin/python", "-m", "pip", "download", "--quiet", "--no-deps"]
+            + ["--only-binary=:all:", f"--dest={scratch}", requirement],
+            log=log,
+        )
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
 
 
 def _open_to_all(folder: Path) -> None:

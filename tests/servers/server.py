@@ -50,6 +50,10 @@ class Server:
         """Starts it from its package in an empty folder; does not wait for it."""
         raise NotImplementedError
 
+    def set_up(self, place: Place, process: Process) -> None:
+        """Does what remains once the server runs, where the package needs that;
+        all servers have been started by then."""
+
     def prepare_for_docker(self, place: Place) -> dict[str, str]:
         """Makes ready what its service mounts; returns the variables that name it."""
         return {}
