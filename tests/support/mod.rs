@@ -9,13 +9,16 @@ mod command;
 mod database;
 mod delivery;
 mod kafka;
+mod mongodb;
 mod mysql;
 mod outbox;
 mod postgres;
 mod proxy;
 mod relay;
+mod replica_set;
 mod topic;
 
+pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
 pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
 pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};
@@ -26,6 +29,7 @@ pub use outbox::{LogPosition, Outbox, OutboxWriter, Source};
 pub use postgres::{PrivatePostgres, StopMode};
 pub use proxy::Proxy;
 pub use relay::Relay;
+pub use replica_set::PrivateMongo;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
 
 use std::net::TcpListener;
