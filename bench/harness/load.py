@@ -7,7 +7,7 @@ from pathlib import Path
 from servers.failure import Failure
 
 from .report import Report, Row
-from .stage import Stage, say
+from .stage import BenchKafka, Stage, say
 
 PARTITIONS = 6
 
@@ -23,6 +23,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--outboxd", type=Path, metavar="PROGRAM", help="measure this program instead of building one")
     add("--kafka", action="append", default=[], metavar="KEY=VALUE", help="handed to outboxd")
     add("--keep-logs", type=Path, metavar="DIR", help="where outboxd's logs go")
+
+
+def setting(source: str, options: argparse.Namespace, report: Report) -> dict:
+    """What a run's figures depend on."""
+    return {
+        "source": source,
+        "sink": BenchKafka.title,
+        "partitions": PARTITIONS,
+        "rows": options.rows,
+        "rows_per_commit": options.rows_per_commit,
+        "payload_bytes": options.payload,
+        "kafka_jvm": BenchKafka.jvm,
+        "outboxd_kafka": options.kafka,
+        **report.machine(),
+    }
 
 
 class Load:

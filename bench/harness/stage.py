@@ -94,6 +94,7 @@ class Stage:
         say(f"starting {server.title} at {address}")
         process = server.start(place)
         self._started.append((server, process))
+        server.set_up(place, process)
         deadline = time.monotonic() + READY_DEADLINE
         while not server.answers(address):
             if not process.alive() or time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 //! The database that rows are written to, whichever it is.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use outboxd::source::mysql;
 use outboxd::source::postgres::sql::SqlSession;
 use tokio_postgres::{SimpleQueryMessage, Statement};
@@ -8,6 +8,7 @@ use tokio_postgres::{SimpleQueryMessage, Statement};
 pub enum Database {
     Postgres { session: SqlSession, insert: Option<Statement> },
     MySql(mysql::session::Session),
+    Mongo(mongodb::Collection<mongodb::bson::Document>),
 }
 
 const INSERT: &str =
@@ -19,6 +20,11 @@ impl Database {
             Some(("mysql" | "mariadb", _)) => {
                 let info = mysql::conninfo::ConnInfo::parse(source)?;
                 Ok(Database::MySql(mysql::session::Session::connect(&info).await?))
+            }
+            Some(("mongodb", _)) => {
+                let client = mongodb::Client::with_uri_str(source).await?;
+                let database = client.default_database().context("the address names no database")?;
+                Ok(Database::Mongo(database.collection("outbox")))
             }
             Some(_) => Ok(Database::Postgres { session: crate::connect(source).await?, insert: None }),
             None => bail!("{source} is not a URL"),
@@ -41,6 +47,7 @@ impl Database {
                     rows.push((0..row.len()).map(|column| row.text(column)).collect());
                 }
             }
+            Database::Mongo(_) => bail!("MongoDB takes no statements"),
         }
         Ok(rows)
     }
@@ -61,6 +68,9 @@ impl Database {
                     "INSERT INTO outbox (partition_key, event_type, payload) VALUES ('{key}', 'OrderCreated', '{payload}')"
                 );
                 session.execute(&statement).await?;
+            }
+            Database::Mongo(outbox) => {
+                outbox.insert_one(crate::change_stream::document(key, payload)?).await?;
             }
         }
         Ok(())

@@ -182,7 +182,8 @@ fn await_assignment(topic: &Topic) -> anyhow::Result<u64> {
     Ok(read)
 }
 
-fn payload(n: i64, bytes: usize) -> String {
+/// A payload of this many bytes with this number in it.
+pub fn payload(n: i64, bytes: usize) -> String {
     let mut text = format!(r#"{{"n": {n}, "note": ""#);
     // Digits that compress about as well as a real payload's.
     let mut state = n as u64 ^ 0x9e37_79b9_7f4a_7c15;

@@ -5,6 +5,8 @@
 //!   sql        run statements, print their rows
 //!   drain      read a slot's stream and discard it: the limit that the server sets
 //!   binlog     the same for a binary log, decoding every row or none
+//!   documents  fill a MongoDB outbox
+//!   changes    read a change stream and discard it
 //!   backlog    start a relay over a backlog and time it by the topic's high watermarks
 //!   latency    commit rows at a steady rate and time each until a consumer has it
 //! ```
@@ -13,6 +15,7 @@
 
 mod backlog;
 mod binlog;
+mod change_stream;
 mod database;
 mod drain;
 mod latency;
@@ -44,6 +47,10 @@ enum Instrument {
     Drain(drain::Options),
     /// Read a binary log and discard it.
     Binlog(binlog::Options),
+    /// Fill a MongoDB outbox.
+    Documents(change_stream::LoadOptions),
+    /// Read a change stream and discard it.
+    Changes(change_stream::DrainOptions),
     /// Start a relay over a backlog and time it.
     Backlog(backlog::Options),
     /// Time single rows from commit to consumer.
@@ -55,6 +62,8 @@ fn main() -> ExitCode {
         Instrument::Sql { source, statements } => block_on(run_statements(&source, &statements)),
         Instrument::Drain(options) => block_on(drain::run(&options)),
         Instrument::Binlog(options) => block_on(binlog::run(&options)),
+        Instrument::Documents(options) => block_on(change_stream::load(&options)),
+        Instrument::Changes(options) => block_on(change_stream::drain(&options)),
         Instrument::Backlog(options) => block_on(backlog::run(&options)),
         Instrument::Latency(options) => latency::run(&options),
     };
