@@ -12,11 +12,13 @@ from .mariadb import Mariadb
 from .mongodb import Mongodb
 from .mysql import Mysql
 from .postgres import Postgres
+from .rabbitmq import Rabbitmq
 
 ALL = [
-    # Kafka first: it takes longest to start and needs no one's attention
+    # These first: they take longest to start and need no one's attention
     # while the others are being prepared.
     Kafka(),
+    Rabbitmq(),
     Postgres("postgres", "18.6", certificate="localhost"),
     Postgres("postgres-old", "14.24", certificate="server"),
     Mysql(),

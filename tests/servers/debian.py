@@ -123,7 +123,7 @@ def machine_sources(etc: Path = Path("/etc")) -> list[str]:
                 sources.append(source)
     if release.get("ID") != "debian" or not sources:
         raise Failure(
-            "MySQL is taken from Debian's packages, and this machine has no apt source for Debian: "
+            "MySQL and RabbitMQ are taken from Debian's packages, and this machine has no apt source for Debian: "
             "run the tests on Debian, for example in a container"
         )
     return sources
