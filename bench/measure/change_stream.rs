@@ -90,7 +90,9 @@ pub async fn drain(options: &DrainOptions) -> anyhow::Result<Value> {
     let mut pipeline = vec![doc! { "$changeStream": { "startAtOperationTime": from } }];
     if options.project {
         pipeline.push(doc! { "$match": { "operationType": { "$in": ["insert", "drop", "rename", "invalidate"] } } });
-        pipeline.push(doc! { "$project": { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "fullDocument": 1 } });
+        pipeline.push(
+            doc! { "$project": { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "fullDocument": 1 } },
+        );
     }
     let command = doc! { "aggregate": "outbox", "pipeline": pipeline, "cursor": { "batchSize": BATCH } };
     let mut cursor = database.run_cursor_command(command).batch_size(BATCH).batch().await?;

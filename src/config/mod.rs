@@ -29,8 +29,9 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, CheckpointPlace, DeadLetter, KafkaSettings, MongoSettings, MySqlSettings, PipelineSettings, PostgresSettings,
-    ProcessSettings, RouteSettings, Settings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    Admin, Brokers, CheckpointPlace, DeadLetter, KafkaSettings, MongoSettings, MySqlSettings, PipelineSettings,
+    PostgresSettings, ProcessSettings, RouteSettings, Settings, SourceSettings, Start, TableName, TopicCreation,
+    WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

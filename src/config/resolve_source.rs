@@ -66,7 +66,8 @@ impl Resolver {
                 self.mongodb(SourceUrl::new(secret), &parts, options)
             }
             other => {
-                let what = format!("{other}:// is not a source; there are postgres://, mysql://, mariadb:// and mongodb://");
+                let what =
+                    format!("{other}:// is not a source; there are postgres://, mysql://, mariadb:// and mongodb://");
                 self.problem("source", what);
                 None
             }

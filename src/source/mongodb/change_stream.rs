@@ -122,7 +122,8 @@ impl Watch {
                 stream.insert("startAtOperationTime", mongodb::bson::Timestamp::from(*time));
             }
         }
-        let mut wanted = doc! { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1 };
+        let mut wanted =
+            doc! { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1 };
         // A name with a dot or a dollar would mean something else there.
         match self.fields.iter().any(|field| field.contains(['.', '$']) || field.is_empty()) {
             true => {
@@ -200,7 +201,9 @@ impl ChangeStream {
         let Some(asked) = &mut self.asked else { return Ok(None) };
         let Ok(answered) = tokio::time::timeout(patience, &mut *asked).await else {
             let silent = patience.as_secs();
-            return Err(SourceFailure::transient(format!("no word from the server for {silent} s, not even of no news")));
+            return Err(SourceFailure::transient(format!(
+                "no word from the server for {silent} s, not even of no news"
+            )));
         };
         self.asked = None;
         let (cursor, batch) =

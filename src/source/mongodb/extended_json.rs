@@ -111,7 +111,8 @@ impl Writer<'_> {
             }
             RawBsonRef::DbPointer(_) => {
                 // Its parts are the library's own; it writes this one type as everyone does.
-                serde_json::to_writer(&mut *self.out, &value).map_err(|error| Unwritable::Malformed(error.to_string()))?;
+                serde_json::to_writer(&mut *self.out, &value)
+                    .map_err(|error| Unwritable::Malformed(error.to_string()))?;
             }
             RawBsonRef::MinKey => self.text("{\"$minKey\":1}"),
             RawBsonRef::MaxKey => self.text("{\"$maxKey\":1}"),

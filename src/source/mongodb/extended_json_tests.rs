@@ -38,24 +38,14 @@ fn every_type() -> Vec<(&'static str, Bson, &'static str, &'static str)> {
         ("whole double", 3.0.into(), "3.0", r#"{"$numberDouble":"3.0"}"#),
         ("negative zero", (-0.0).into(), "-0.0", r#"{"$numberDouble":"-0.0"}"#),
         ("not a number", f64::NAN.into(), r#"{"$numberDouble":"NaN"}"#, r#"{"$numberDouble":"NaN"}"#),
-        (
-            "infinity",
-            f64::NEG_INFINITY.into(),
-            r#"{"$numberDouble":"-Infinity"}"#,
-            r#"{"$numberDouble":"-Infinity"}"#,
-        ),
+        ("infinity", f64::NEG_INFINITY.into(), r#"{"$numberDouble":"-Infinity"}"#, r#"{"$numberDouble":"-Infinity"}"#),
         (
             "decimal128",
             Bson::Decimal128("12345.6700".parse().unwrap()),
             r#"{"$numberDecimal":"12345.6700"}"#,
             r#"{"$numberDecimal":"12345.6700"}"#,
         ),
-        (
-            "objectId",
-            id.into(),
-            r#"{"$oid":"6553b0c2a1b2c3d4e5f60718"}"#,
-            r#"{"$oid":"6553b0c2a1b2c3d4e5f60718"}"#,
-        ),
+        ("objectId", id.into(), r#"{"$oid":"6553b0c2a1b2c3d4e5f60718"}"#, r#"{"$oid":"6553b0c2a1b2c3d4e5f60718"}"#),
         (
             "date",
             DateTime::from_millis(1_700_000_000_123).into(),

@@ -169,9 +169,7 @@ pub async fn holder(database: &Database, pipeline: &str) -> Result<Option<String
 /// The pipeline's document.
 pub async fn document(database: &Database, pipeline: &str) -> Result<Option<Document>, SourceFailure> {
     let found = documents(database).find_one(doc! { "_id": pipeline }).await;
-    found.map_err(|error| {
-        server_error::classify(&error, &Doing::Reading(format!("{}.{COLLECTION}", database.name())))
-    })
+    found.map_err(|error| server_error::classify(&error, &Doing::Reading(format!("{}.{COLLECTION}", database.name()))))
 }
 
 /// Makes the pipeline's document, if there is none.

@@ -268,7 +268,8 @@ fn known_position(stored: &Checkpoint, identity: &str, memory: &Memory) -> Resul
         return Err(judge::went_back(&stored.pipeline, &found, written));
     }
     Ok(match &remembered.confirmed {
-        Some(newer) if newer.token.is_some() && newer.covers(&found) => newer.clone(),
+        // It is still to be stored, as if something had just been delivered.
+        Some(newer) if newer.token.is_some() && newer.covers(&found) => StreamPosition { eventful: 1, ..newer.clone() },
         _ => found,
     })
 }

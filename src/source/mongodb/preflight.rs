@@ -76,7 +76,8 @@ async fn compatibility(report: &mut Report, connection: &Connection) {
     let asked = doc! { "getParameter": 1, "featureCompatibilityVersion": 1 };
     match connection.client.database("admin").run_command(asked).await {
         Ok(answer) => {
-            let version = answer.get_document("featureCompatibilityVersion").and_then(|version| version.get_str("version"));
+            let version =
+                answer.get_document("featureCompatibilityVersion").and_then(|version| version.get_str("version"));
             let version = version.unwrap_or("unknown");
             let old = version.split_once('.').is_some_and(|(major, minor)| {
                 (major.parse().unwrap_or(0), minor.parse().unwrap_or(0)) < (4_u32, 4_u32)
@@ -105,7 +106,9 @@ async fn collections(report: &mut Report, connection: &Connection, scope: &Scope
             ),
             Ok(_) => report.ok("collection", format!("{database}.{collection}")),
             // Whoever may not list may still watch.
-            Err(_) => report.ok("collection", format!("{database}.{collection}; this user may not look whether it exists")),
+            Err(_) => {
+                report.ok("collection", format!("{database}.{collection}; this user may not look whether it exists"))
+            }
         }
     }
 }
@@ -117,7 +120,11 @@ async fn checkpoint_rights(report: &mut Report, connection: &Connection, setting
     let Ok(auth) = status.get_document("authInfo") else { return None };
     let users = auth.get_array("authenticatedUsers").map(Vec::len).unwrap_or(0);
     if users == 0 {
-        report.warn("privileges", "nobody is logged in: the server lets everyone do everything", "turn authorization on");
+        report.warn(
+            "privileges",
+            "nobody is logged in: the server lets everyone do everything",
+            "turn authorization on",
+        );
         return None;
     }
     let privileges = auth.get_array("authenticatedUserPrivileges").map(Vec::as_slice).unwrap_or_default();
@@ -153,11 +160,15 @@ fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) 
     privileges.iter().filter_map(Bson::as_document).any(|privilege| {
         let resource = privilege.get_document("resource").ok();
         let matches = |name: &str, wanted: &str| {
-            resource.and_then(|resource| resource.get_str(name).ok()).is_some_and(|found| found.is_empty() || found == wanted)
+            resource
+                .and_then(|resource| resource.get_str(name).ok())
+                .is_some_and(|found| found.is_empty() || found == wanted)
         };
         let any = resource.is_some_and(|resource| resource.get_bool("anyResource").unwrap_or(false));
         let has = privilege.get_array("actions").is_ok_and(|actions| {
-            actions.iter().any(|granted| matches!(granted.as_str(), Some(name) if name == action || name == "anyAction"))
+            actions
+                .iter()
+                .any(|granted| matches!(granted.as_str(), Some(name) if name == action || name == "anyAction"))
         });
         has && (any || matches("db", database) && matches("collection", collection))
     })
@@ -212,7 +223,8 @@ async fn position(
     let document = match document {
         Some(document) => document,
         None if settings.no_create => {
-            let missing = format!("{} has no document of this pipeline", checkpoint::described(connection.database.name()));
+            let missing =
+                format!("{} has no document of this pipeline", checkpoint::described(connection.database.name()));
             report.fail("checkpoint", missing, "outboxd init");
             return None;
         }

@@ -65,7 +65,10 @@ pub struct Parts {
 impl Reader {
     pub fn new(parts: Parts) -> Self {
         Reader {
-            log: Log::new(parts.watch.scope.clone(), parts.documents, parts.width),
+            log: Log {
+                eventful: parts.position.eventful,
+                ..Log::new(parts.watch.scope.clone(), parts.documents, parts.width)
+            },
             watch: parts.watch,
             stream: parts.stream,
             pause: FIRST_PAUSE,
@@ -94,8 +97,10 @@ impl Reader {
             }
             let progress = self.log.read(&batch, &self.position, chunk)?;
             if let Some(position) = progress {
-                chunk.end =
-                    Some(CommitEnd { position: Position::Mongo(Box::new(position.clone())), committed_at: self.log.last });
+                chunk.end = Some(CommitEnd {
+                    position: Position::Mongo(Box::new(position.clone())),
+                    committed_at: self.log.last,
+                });
                 self.position = position;
             }
             if self.log.invalidated {
@@ -153,7 +158,9 @@ impl Reader {
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
                 Ok(())
             }
-            SourceFailure::PositionLost { what, .. } => Err(self.lost.report(&self.watch.client, &self.position, &what).await),
+            SourceFailure::PositionLost { what, .. } => {
+                Err(self.lost.report(&self.watch.client, &self.position, &what).await)
+            }
             failure => Err(failure),
         }
     }
@@ -164,7 +171,7 @@ struct Log {
     scope: Scope,
     documents: Documents,
     width: usize,
-    /// Events that were made of replies.
+    /// Events that were made of replies, and are still to be stored as delivered.
     eventful: u64,
     /// The time of the last event.
     last: Micros,
@@ -220,15 +227,7 @@ impl<'a> Change<'a> {
 
 impl Log {
     fn new(scope: Scope, documents: Documents, width: usize) -> Self {
-        Log {
-            scope,
-            documents,
-            width,
-            eventful: 0,
-            last: Micros::now(),
-            invalidated: false,
-            pieces: Vec::new(),
-        }
+        Log { scope, documents, width, eventful: 0, last: Micros::now(), invalidated: false, pieces: Vec::new() }
     }
 
     /// Fills the chunk with the reply's events. Returns how far that brings us, if it does.
@@ -284,7 +283,8 @@ impl Log {
         chunk: &mut Chunk,
     ) -> Result<(), String> {
         let named = |namespace: Option<&RawDocument>| {
-            let part = |name| namespace.and_then(|namespace| namespace.get_str(name).ok()).unwrap_or_default().to_owned();
+            let part =
+                |name| namespace.and_then(|namespace| namespace.get_str(name).ok()).unwrap_or_default().to_owned();
             (part("db"), part("coll"))
         };
         match change.operation {

@@ -28,7 +28,8 @@ fn insert(seconds: u32, number: u32, document: Document) -> Document {
 
 fn reply(events: Vec<Document>, position: &str) -> Batch {
     let events: Vec<Bson> = events.into_iter().map(Bson::Document).collect();
-    let cursor = doc! { "nextBatch": events, "postBatchResumeToken": { "_data": position }, "id": 1_i64, "ns": "shop.outbox" };
+    let cursor =
+        doc! { "nextBatch": events, "postBatchResumeToken": { "_data": position }, "id": 1_i64, "ns": "shop.outbox" };
     Batch::new(Bytes::from(doc! { "cursor": cursor, "ok": 1.0 }.to_vec().unwrap()))
 }
 

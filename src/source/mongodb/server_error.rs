@@ -43,7 +43,9 @@ impl Doing {
     fn permission(&self) -> String {
         let granted = match self {
             Doing::Connecting => return "correct user, password and authSource in SOURCE".to_owned(),
-            Doing::Watching(scope) => format!("find and changeStream on {scope} (on its database, if there are several)"),
+            Doing::Watching(scope) => {
+                format!("find and changeStream on {scope} (on its database, if there are several)")
+            }
             Doing::Reading(collection) => format!("find on {collection}"),
             Doing::Writing(collection) => format!("find, insert, update and createCollection on {collection}"),
         };

@@ -132,7 +132,11 @@ impl Plan {
     async fn add(&mut self, database: &Database, collection: &str, command: Document) -> Result<(), SourceFailure> {
         let doing = Doing::Reading(format!("{}.{collection}", database.name()));
         let refused = |error: mongodb::error::Error| server_error::classify(&error, &doing);
-        let (thing, present) = match command.get_array("indexes").ok().and_then(|indexes| indexes.first()?.as_document()) {
+        let (thing, present) = match command
+            .get_array("indexes")
+            .ok()
+            .and_then(|indexes| indexes.first()?.as_document())
+        {
             Some(index) => {
                 let name = index.get_str("name").unwrap_or_default();
                 let collection_of = database.collection::<Document>(collection);

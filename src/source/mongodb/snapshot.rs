@@ -51,7 +51,12 @@ impl SnapshotReader {
     }
 
     /// Fills the chunk with documents; true with the last one, which has the position to go on from.
-    pub async fn next(&mut self, chunk: &mut Chunk, documents: &Documents, width: usize) -> Result<bool, SourceFailure> {
+    pub async fn next(
+        &mut self,
+        chunk: &mut Chunk,
+        documents: &Documents,
+        width: usize,
+    ) -> Result<bool, SourceFailure> {
         loop {
             chunk.reset(width);
             let Some((database, collection)) = self.wanted.scope.namespaces().get(self.current).cloned() else {

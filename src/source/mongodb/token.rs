@@ -75,7 +75,9 @@ impl fmt::Display for ResumeToken {
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("`{0}` is not a position in a change stream; there are resume tokens (825F0A…) and cluster times (1763291754:3)")]
+#[error(
+    "`{0}` is not a position in a change stream; there are resume tokens (825F0A…) and cluster times (1763291754:3)"
+)]
 pub struct ParseTokenError(String);
 
 impl FromStr for ResumeToken {
