@@ -39,6 +39,7 @@ mod log;
 mod numbers;
 pub mod position;
 pub mod preflight;
+mod privileges;
 pub mod query;
 mod reader;
 pub mod rows;

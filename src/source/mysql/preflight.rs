@@ -2,11 +2,13 @@
 //! Nothing is created or changed. What a run itself would refuse is judged by the same functions ([`judge`]).
 
 use super::checkpoint::{self, Place};
+use super::conninfo::ConnInfo;
 use super::judge::{self, Standing};
+use super::privileges::{self, Right};
 use super::server::{Reach, Server};
-use super::session::{Session, literal};
+use super::session::{Session, literal, quote};
 use super::tables::{self, CatalogTable};
-use crate::config::{KafkaSettings, MySqlSettings, Snapshot};
+use crate::config::{KafkaSettings, MySqlSettings, TableName};
 use crate::event::Projection;
 use crate::preflight::{Finding, Report};
 
@@ -35,34 +37,44 @@ async fn look(
 ) -> Option<()> {
     let info = report.told("connection", super::conninfo(settings))?;
     let database = report.told("connection", checkpoint::database(&info))?.to_owned();
-    let mut session = report.told("connection", super::connect(settings, &info).await)?;
+    // Whoever has no right to the database yet is to be told of all that is lacking.
+    let outside = ConnInfo { database: None, ..info };
+    let mut session = report.told("connection", super::connect(settings, &outside).await)?;
+    if let Err(error) = session.try_query(&format!("USE {}", quote(&database))).await
+        && error.code() != Some(privileges::NO_RIGHT_TO_DATABASE)
+    {
+        report.refused("connection", session.classify(error));
+        return None;
+    }
     let (flavor, version) = (session.flavor, session.server_version().to_owned());
     report.ok("connection", format!("{} answers: {flavor} {version}", session.describe()));
     let server = report.told("server", Server::ask(&mut session).await)?;
     server_settings(report, &server, settings);
-    privileges(report, &mut session).await?;
+    let account = report.told("privileges", privileges::account(&mut session).await)?;
+    log_privileges(report, &mut session, &account).await?;
 
     let reach = report.told("log", server.reach(&mut session).await);
     if let Some(reach) = &reach {
         let bytes: u64 = reach.files.iter().map(|(_, size)| size).sum();
         report.ok("log", format!("{} files, {} MiB, up to {}", reach.files.len(), bytes >> 20, reach.end.file));
     }
-    let (catalog, missing) = report.told("table", tables::find(&mut session, &database, &settings.tables).await)?;
+    let (catalog, mut missing) = report.told("table", tables::find(&mut session, &database, &settings.tables).await)?;
+    let denied = table_privileges(report, &mut session, &account, &database, &settings.tables).await?;
+    // A table that the user has no right to is none in the catalog either.
+    missing.retain(|table| !denied.contains(table));
     let mut wrong = judge::missing_tables(&missing, &database);
     wrong.extend(tables::missing_columns(&catalog, projection));
-    if wrong.is_empty() {
+    if wrong.is_empty() && denied.is_empty() {
         report.ok("table", catalog.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", "));
     }
     for failure in wrong {
         report.refused("table", failure);
     }
-    if settings.snapshot == Snapshot::Existing {
-        for table in &catalog {
-            let readable = session.query(&format!("SELECT 1 FROM {} LIMIT 1", table.quoted())).await;
-            report.told("snapshot", readable)?;
-        }
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    if place.is_table() {
+        checkpoint_table(report, &mut session, &account, &database, settings.no_create).await?;
     }
-    position(report, &mut session, &server, reach.as_ref(), settings, pipeline, kafka, &database).await;
+    position(report, &mut session, &server, reach.as_ref(), &place, pipeline, &database).await;
     session.close().await;
     Some(())
 }
@@ -130,7 +142,7 @@ fn server_settings(report: &mut Report, server: &Server, settings: &MySqlSetting
     }
 }
 
-async fn privileges(report: &mut Report, session: &mut Session) -> Option<()> {
+async fn log_privileges(report: &mut Report, session: &mut Session, account: &str) -> Option<()> {
     let grants = report.told("privileges", session.query("SHOW GRANTS").await)?;
     let grants: Vec<String> = grants.iter().map(|row| row.string(0).to_ascii_uppercase()).collect();
     let global = |names: &[&str]| {
@@ -158,34 +170,91 @@ async fn privileges(report: &mut Report, session: &mut Session) -> Option<()> {
         false => report.fail(
             "privileges",
             format!("the user lacks {}", lacking.join(" and ")),
-            format!(
-                "GRANT {} ON *.* TO CURRENT_USER (as an administrator; see sql/mysql/grants.sql)",
-                lacking.join(", ")
-            ),
+            format!("GRANT {} ON *.* TO {account}; as an administrator", lacking.join(", ")),
         ),
     }
     Some(())
 }
 
-#[allow(clippy::too_many_arguments)]
+/// The tables that the user may not read.
+async fn table_privileges(
+    report: &mut Report,
+    session: &mut Session,
+    account: &str,
+    database: &str,
+    names: &[TableName],
+) -> Option<Vec<TableName>> {
+    let mut denied = Vec::new();
+    for name in names {
+        let table = qualified(name.schema.as_deref().unwrap_or(database), &name.name);
+        let asked = privileges::lacking(session, &table, &[Right::Select]).await;
+        if !report.told("privileges", asked)?.is_empty() {
+            report.fail(
+                "privileges",
+                format!("the user lacks SELECT on {table}"),
+                format!("GRANT SELECT ON {table} TO {account}; as an administrator, after `outboxd init`"),
+            );
+            denied.push(name.clone());
+        }
+    }
+    if denied.is_empty() {
+        report.ok("privileges", "the user may read the outbox");
+    }
+    Some(denied)
+}
+
+/// Whether the checkpoint can be read and written, in its table or in one that the first run makes.
+async fn checkpoint_table(
+    report: &mut Report,
+    session: &mut Session,
+    account: &str,
+    database: &str,
+    no_create: bool,
+) -> Option<()> {
+    const USED: [Right; 3] = [Right::Select, Right::Insert, Right::Update];
+    const MADE: [Right; 4] = [Right::Create, Right::Select, Right::Insert, Right::Update];
+    let exists = report.told("checkpoint", checkpoint::table_exists(session, database).await)?;
+    let table = qualified(database, "outboxd_checkpoint");
+    let wanted: &[Right] = if exists || no_create { &USED } else { &MADE };
+    let lacking = report.told("privileges", privileges::lacking(session, &table, wanted).await)?;
+    if lacking.is_empty() {
+        report.ok("privileges", "the user may keep the checkpoint");
+    } else {
+        // On a table that is not there yet nothing can be granted without CREATE.
+        let with_create = !exists && !no_create && !lacking.contains(&Right::Create);
+        let create = if with_create { "CREATE, " } else { "" };
+        let rights = privileges::list(&lacking);
+        let after = if no_create { ", after `outboxd init`" } else { "" };
+        report.fail(
+            "privileges",
+            format!("the user lacks {rights} on {table}"),
+            format!("GRANT {create}{rights} ON {table} TO {account}; as an administrator{after}"),
+        );
+    }
+    match (exists, no_create) {
+        // A table that the user has no right to does not exist for it.
+        (false, true) => report.fail("checkpoint", "there is no table outboxd_checkpoint", "outboxd init"),
+        (false, false) if lacking.is_empty() => {
+            report.ok("checkpoint", "the table outboxd_checkpoint will be made by the first run");
+        }
+        _ => {}
+    }
+    (exists && lacking.is_empty()).then_some(())
+}
+
+fn qualified(database: &str, table: &str) -> String {
+    format!("{}.{}", quote(database), quote(table))
+}
+
 async fn position(
     report: &mut Report,
     session: &mut Session,
     server: &Server,
     reach: Option<&Reach>,
-    settings: &MySqlSettings,
+    place: &Place,
     pipeline: &str,
-    kafka: &KafkaSettings,
     database: &str,
 ) -> Option<()> {
-    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
-    if place.is_table() && !report.told("checkpoint", checkpoint::table_exists(session, database).await)? {
-        match settings.no_create {
-            true => report.fail("checkpoint", "there is no table outboxd_checkpoint", "outboxd init"),
-            false => report.ok("checkpoint", "the table outboxd_checkpoint will be made by the first run"),
-        }
-        return None;
-    }
     let stored = report.told("checkpoint", place.load(session, pipeline).await)?;
     let Some(stored) = stored else {
         report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
