@@ -7,14 +7,12 @@ mod support;
 
 mod promises {
     mod admin_address;
-    mod broker_outage;
     mod capture;
     mod commands;
     mod contract;
     mod demo;
     mod documentation;
     mod fast_shutdown_is_not_blocked;
-    mod idle_outbox_in_a_busy_database_advances;
     mod init;
     mod kafka_sink;
     mod lost_position;
@@ -29,7 +27,6 @@ mod promises {
     mod preflight;
     mod preflight_kafka;
     mod process;
-    mod schema_change;
     mod secrets;
     mod silent_network;
     mod snapshot;

@@ -26,7 +26,7 @@ pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
 pub use kafka::PrivateKafka;
 pub use mysql::{MySqlDatabase, MySqlFlavor, PrivateMySql, mysql_session};
-pub use outbox::{LogPosition, Outbox, OutboxWriter, Source};
+pub use outbox::{LogPosition, Outbox, OutboxWriter, PrivateServer, Source};
 pub use postgres::{PrivatePostgres, StopMode};
 pub use proxy::Proxy;
 pub use rabbitmq::PrivateRabbit;

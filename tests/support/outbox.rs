@@ -8,7 +8,8 @@ use outboxd::source::mysql::session::Session;
 use tokio::sync::Mutex;
 
 use super::{
-    Database, Expected, MySqlDatabase, MySqlFlavor, PATIENCE, Relay, Server, Topic, Writer, eventually, show_lsn,
+    Database, Expected, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMySql, PrivatePostgres, Relay, Server, Topic,
+    Writer, eventually, parse_lsn, show_lsn,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +40,14 @@ impl Source {
         }
     }
 
-    fn is_postgres(self) -> bool {
+    pub fn is_postgres(self) -> bool {
         matches!(self, Source::Postgres | Source::OldestPostgres)
+    }
+
+    /// An expression that makes an object of names and values, which follow each other.
+    pub fn json_object(self, members: &str) -> String {
+        let function = if self.is_postgres() { "jsonb_build_object" } else { "JSON_OBJECT" };
+        format!("{function}({members})")
     }
 
     /// A table of one column `n` to select from: the numbers from 0, at most a million, in no order.
@@ -55,6 +62,29 @@ impl Source {
                   ones AS (SELECT 0 AS o UNION ALL SELECT o + 1 FROM ones WHERE o + 1 < {ones})
               SELECT t * 1000 + o AS n FROM thousands CROSS JOIN ones WHERE t * 1000 + o < {count}) AS numbers"
         )
+    }
+}
+
+/// A server of one's own.
+pub enum PrivateServer {
+    Postgres(PrivatePostgres),
+    MySql(PrivateMySql),
+}
+
+impl PrivateServer {
+    pub async fn start(source: Source) -> Self {
+        match source {
+            Source::Postgres => PrivateServer::Postgres(PrivatePostgres::start(&[]).await),
+            Source::OldestPostgres => panic!("only the newest PostgreSQL has private servers"),
+            Source::MySql | Source::MariaDb => PrivateServer::MySql(PrivateMySql::start(source.flavor(), &[]).await),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        match self {
+            PrivateServer::Postgres(server) => server.url(),
+            PrivateServer::MySql(server) => server.url(),
+        }
     }
 }
 
@@ -107,9 +137,13 @@ impl Outbox {
         Self::with_busy(source, database).await
     }
 
-    /// On a private MySQL or MariaDB.
+    /// On a private server.
     pub async fn create_at(source: Source, server_url: &str) -> Self {
-        Self::with_busy(source, Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await)).await
+        let database = match source.is_postgres() {
+            true => Kind::Postgres(Database::with_outbox_at(server_url).await),
+            false => Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await),
+        };
+        Self::with_busy(source, database).await
     }
 
     /// With an outbox of just these columns.
@@ -143,6 +177,26 @@ impl Outbox {
         match &self.database {
             Kind::Postgres(database) => database.execute(statement).await,
             Kind::MySql(database) => database.execute(statement).await,
+        }
+    }
+
+    /// Runs statements: in one transaction, if the database lets tables be changed in one.
+    pub async fn execute_together(&self, statements: &[String]) {
+        match &self.database {
+            Kind::Postgres(database) => database.execute(&statements.join("; ")).await,
+            Kind::MySql(database) => {
+                for statement in statements {
+                    database.execute(statement).await;
+                }
+            }
+        }
+    }
+
+    /// Has the server drop a reader that is silent for five seconds, where it listens for that. To be called before one
+    /// begins.
+    pub async fn drop_silent_readers(&self) {
+        if let Kind::Postgres(database) = &self.database {
+            database.execute(&format!("ALTER DATABASE {} SET wal_sender_timeout = '5s'", database.name())).await;
         }
     }
 
@@ -195,8 +249,17 @@ impl Outbox {
         }
     }
 
+    /// The position in the checkpoint's row; with PostgreSQL it is not the one to go on from, which is the slot's.
+    pub async fn checkpoint(&self) -> Option<LogPosition> {
+        let text = self.text("SELECT position FROM outboxd_checkpoint").await?;
+        Some(match self.source.is_postgres() {
+            true => LogPosition::Lsn(parse_lsn(&text)),
+            false => LogPosition::Binlog(text.parse().unwrap_or_else(|error| panic!("{error}"))),
+        })
+    }
+
     /// When the checkpoint's row was written.
-    pub async fn stored_at(&self) -> String {
+    pub async fn checkpoint_written_at(&self) -> String {
         self.text("SELECT updated_at FROM outboxd_checkpoint").await.expect("there is a checkpoint")
     }
 

@@ -1,5 +1,4 @@
-//! The table changes while the relay reads: columns come, go, move, and get other types. (PostgreSQL, whose types are
-//! others, is in `../schema_change.rs`.)
+//! The table changes while the relay reads: columns come, go, get other types, and move where the database lets them.
 
 use crate::support::{Outbox, PATIENCE, Record, Source, Topic};
 
@@ -26,9 +25,95 @@ const PLAIN: Step = Step {
     event_type: None,
 };
 
-const TABLE: &str = "unrelated INT, id CHAR(36), partition_key VARCHAR(40), payload JSON";
+/// What the table is before the first step.
+fn columns(source: Source) -> &'static str {
+    match source.is_postgres() {
+        true => "unrelated int, id uuid, partition_key text, payload jsonb",
+        false => "unrelated INT, id CHAR(36), partition_key VARCHAR(40), payload JSON",
+    }
+}
 
-fn steps() -> Vec<Step> {
+fn steps(source: Source) -> Vec<Step> {
+    if source.is_postgres() { postgres_steps() } else { mysql_steps() }
+}
+
+/// Each is about types that have a binary form of their own, text that has not, and a return to the former.
+fn postgres_steps() -> Vec<Step> {
+    const ID: &str = "11111111-2222-3333-4444-555555555555";
+    const PLAIN: Step =
+        Step { values: r##"'11111111-2222-3333-4444-555555555555', 'k', '{"n": #}'"##, id: ID, ..self::PLAIN };
+    vec![
+        PLAIN,
+        Step { changes: &["ALTER TABLE outbox ADD COLUMN note text DEFAULT 'unrelated'"], ..PLAIN },
+        // Dropped columns leave a hole in the row's numbering.
+        Step { changes: &["ALTER TABLE outbox DROP COLUMN unrelated"], ..PLAIN },
+        Step {
+            changes: &["ALTER TABLE outbox ADD COLUMN event_type varchar(20)"],
+            columns: "event_type, id, partition_key, payload",
+            values: r##"'created', '11111111-2222-3333-4444-555555555555', 'k', '{"n": #}'"##,
+            event_type: Some("created"),
+            ..PLAIN
+        },
+        Step { changes: &["ALTER TABLE outbox DROP COLUMN event_type"], ..PLAIN },
+        Step {
+            changes: &["ALTER TABLE outbox ALTER COLUMN payload TYPE text"],
+            values: "'11111111-2222-3333-4444-555555555555', 'k', '{ \"n\" :#}'",
+            value: "{ \"n\" :#}",
+            ..PLAIN
+        },
+        Step {
+            changes: &["ALTER TABLE outbox ALTER COLUMN id TYPE text"],
+            values: r##"'not a uuid', 'k', '{"n": #}'"##,
+            id: "not a uuid",
+            ..PLAIN
+        },
+        Step {
+            changes: &["ALTER TABLE outbox ALTER COLUMN payload TYPE bytea USING convert_to(payload, 'UTF8')"],
+            values: r"'11111111-2222-3333-4444-555555555555', 'k', '\x6279746573'",
+            value: "bytes",
+            ..PLAIN
+        },
+        Step { changes: &["ALTER TABLE outbox ALTER COLUMN partition_key TYPE varchar(30)"], ..PLAIN },
+        // Neither has a binary form that the relay knows.
+        Step {
+            changes: &[
+                "CREATE TYPE key AS ENUM ('k', 'other')",
+                "ALTER TABLE outbox ALTER COLUMN partition_key TYPE key USING partition_key::key",
+            ],
+            ..PLAIN
+        },
+        Step {
+            changes: &["ALTER TABLE outbox ALTER COLUMN id TYPE numeric(30, 2) USING 0"],
+            values: r##"12345678901234567890.5, 'other', '{"n": #}'"##,
+            id: "12345678901234567890.50",
+            key: "other",
+            ..PLAIN
+        },
+        Step {
+            changes: &[
+                "ALTER TABLE outbox ALTER COLUMN id TYPE bigint USING 0, ALTER COLUMN partition_key TYPE int USING 0",
+            ],
+            values: r##"7, 8, '{"n": #}'"##,
+            id: "7",
+            key: "8",
+            ..PLAIN
+        },
+        Step {
+            changes: &[
+                "ALTER TABLE outbox RENAME TO away",
+                "CREATE TABLE outbox (LIKE away)",
+                "DROP TABLE away",
+                "ALTER PUBLICATION outboxd ADD TABLE outbox",
+            ],
+            values: r##"7, 8, '{"n": #}'"##,
+            id: "7",
+            key: "8",
+            ..PLAIN
+        },
+    ]
+}
+
+fn mysql_steps() -> Vec<Step> {
     vec![
         PLAIN,
         Step { changes: &["ALTER TABLE outbox ADD COLUMN note VARCHAR(20) DEFAULT 'unrelated'"], ..PLAIN },
@@ -111,15 +196,13 @@ fn steps() -> Vec<Step> {
 }
 
 impl Step {
-    async fn change(&self, outbox: &Outbox) {
-        for change in self.changes {
-            outbox.execute(change).await;
-        }
+    fn changes(&self) -> Vec<String> {
+        self.changes.iter().map(|change| (*change).to_owned()).collect()
     }
 
-    async fn insert(&self, number: usize, outbox: &Outbox) {
+    fn insert(&self, number: usize) -> String {
         let insert = format!("INSERT INTO outbox ({}) VALUES ({})", self.columns, self.values);
-        outbox.execute(&insert.replace('#', &number.to_string())).await;
+        insert.replace('#', &number.to_string())
     }
 
     fn is_told_by(&self, number: usize, record: &Record) -> bool {
@@ -130,16 +213,16 @@ impl Step {
     }
 }
 
-promised!(columns_added_dropped_moved_and_retyped_while_running to mysql, mariadb);
+promised!(columns_added_dropped_and_retyped_while_running to postgres, mysql, mariadb);
 
-async fn columns_added_dropped_moved_and_retyped_while_running(source: Source) {
-    let outbox = Outbox::of_columns(source, TABLE).await;
+async fn columns_added_dropped_and_retyped_while_running(source: Source) {
+    let outbox = Outbox::of_columns(source, columns(source)).await;
     let topic = Topic::create(1).await;
     let relay = outbox.streaming(&topic, &[]).await;
     let mut reader = topic.reader();
-    for (number, step) in steps().iter().enumerate() {
-        step.change(&outbox).await;
-        step.insert(number, &outbox).await;
+    for (number, step) in steps(source).iter().enumerate() {
+        let statements = [step.changes(), vec![step.insert(number)]].concat();
+        outbox.execute_together(&statements).await;
         let records = reader.take(1).await;
         assert!(step.is_told_by(number, &records[0]), "after {:?}: {:?}", step.changes, records[0]);
     }
@@ -147,24 +230,30 @@ async fn columns_added_dropped_moved_and_retyped_while_running(source: Source) {
     relay.stop().await;
 }
 
-promised!(rows_from_before_a_change_are_read_as_they_were to mysql, mariadb);
+promised!(rows_from_before_a_change_are_read_as_they_were to postgres, mysql, mariadb);
 
 async fn rows_from_before_a_change_are_read_as_they_were(source: Source) {
-    let outbox = Outbox::of_columns(source, TABLE).await;
+    let outbox = Outbox::of_columns(source, columns(source)).await;
     let topic = Topic::create(1).await;
     outbox.streaming(&topic, &[]).await.stop().await;
-    let steps = steps();
+    let steps = steps(source);
     for (number, step) in steps.iter().enumerate() {
-        step.change(&outbox).await;
-        step.insert(number, &outbox).await;
+        outbox.execute_together(&step.changes()).await;
+        outbox.execute(&step.insert(number)).await;
     }
     let end = outbox.end_of_log().await;
     let relay = outbox.relay(&topic, &[]);
     outbox.until_confirmed(&end, PATIENCE).await;
     let records = topic.reader().rest().await;
-    assert_eq!(records.len(), steps.len(), "{records:#?}");
-    for (number, (step, record)) in steps.iter().zip(&records).enumerate() {
-        assert!(step.is_told_by(number, record), "inserted after {:?}: {record:?}", step.changes);
+    let mut told = 0;
+    for record in &records {
+        let number = steps.iter().enumerate().position(|(number, step)| step.is_told_by(number, record));
+        let number = number.unwrap_or_else(|| panic!("no row is told by {record:?}"));
+        assert!(number <= told, "{record:?} came before the row inserted after: {:?}", steps[told].changes);
+        told = told.max(number + 1);
     }
+    assert_eq!(told, steps.len(), "the row inserted last is there");
+    // Where PostgreSQL's stream must become a text one it is begun again, from what was confirmed: some come twice.
+    assert!(source.is_postgres() || records.len() == steps.len(), "{records:#?}");
     relay.stop().await;
 }
