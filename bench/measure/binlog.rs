@@ -51,7 +51,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> anyhow::Result<serde_json::Value> {
     let until: FilePos = options.until.parse().map_err(|()| anyhow::anyhow!("--until {}", options.until))?;
     let info = ConnInfo::parse(&options.source)?;
-    let replica = ReplicaId::random(std::process::id());
+    let replica = ReplicaId::random();
     let server_before = options.server.and_then(cpu_seconds);
     let began = Instant::now();
     let cpu_began = used_seconds(UsageWho::RUSAGE_SELF)?;

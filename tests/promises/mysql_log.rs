@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
+use outboxd::source::mysql::conninfo::ConnInfo;
+use outboxd::source::mysql::dump::{self, Entry, ReplicaId};
+
 use crate::support::MySqlFlavor::{MariaDb, MySql};
-use crate::support::{MySqlDatabase, MySqlFlavor, Numbers, PrivateMySql, Topic, add, ends, on_both};
+use crate::support::{
+    MySqlDatabase, MySqlFlavor, Numbers, PATIENCE, PrivateMySql, Topic, add, ends, eventually, on_both, until_log,
+};
 
 #[tokio::test]
 async fn flushed_and_purged_logs_do_not_disturb_a_running_relay() {
@@ -117,6 +122,39 @@ async fn a_chosen_server_id_that_clashes_ends_with_exit_3() {
         other.add(1).await;
         other.arrive(&[1]).await;
         second.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_random_server_id_that_clashes_is_drawn_anew_and_the_stream_goes_on() {
+    on_both(async |flavor| {
+        // Whose only replicas are those of this test.
+        let server = PrivateMySql::start(flavor, &[]).await;
+        let mut numbers = Numbers::at(&server.url()).await;
+        let mut relay = numbers.reading(&[]).await;
+        let replicas = async || {
+            let statement = if flavor == MySql { "SHOW REPLICAS" } else { "SHOW SLAVE HOSTS" };
+            numbers.database.rows(statement).await.iter().map(|row| row.number(0) as u32).collect::<Vec<_>>()
+        };
+        let alone = async || replicas().await.first().copied();
+        let drawn = eventually(PATIENCE, "the relay is a replica", alone).await;
+        // The server throws out whoever came first: the relay.
+        let info = ConnInfo::parse(&numbers.database.url()).expect("an address");
+        let from = numbers.database.checkpoint().await.expect("a checkpoint").parse().expect("a position");
+        let replica = ReplicaId { server_id: drawn, chosen: true };
+        let rival = Entry { info, replica, from, heartbeat: Duration::from_secs(1) };
+        let rival = dump::start(&rival).await.expect("the rival reads the log");
+        until_log(&mut relay, &format!("another replica has the server id {drawn}")).await;
+        eventually(PATIENCE, "the relay is a replica again, beside the rival", async || {
+            let replicas = replicas().await;
+            (replicas.contains(&drawn) && replicas.iter().any(|id| *id != drawn)).then_some(())
+        })
+        .await;
+        numbers.add(1).await;
+        numbers.arrive(&[1]).await;
+        drop(rival);
+        relay.stop().await;
     })
     .await;
 }

@@ -9,6 +9,7 @@
 //! MariaDB takes its GTIDs in a variable and is then asked by file, with an empty name. To the server outboxd is one
 //! more replica: it needs an id that no other replica has, else the two throw each other out.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use super::conninfo::ConnInfo;
@@ -35,8 +36,11 @@ pub struct ReplicaId {
 }
 
 impl ReplicaId {
-    /// Out of the upper half: people number their servers from below.
-    pub fn random(random: u32) -> Self {
+    /// Another one every time, so that whoever lost its place to a replica of the same id comes back beside it. Out of
+    /// the upper half: people number their servers from below.
+    pub fn random() -> Self {
+        // Every state hashes in its own way.
+        let random = RandomState::new().hash_one(()) as u32;
         ReplicaId { server_id: random | 0x8000_0000, chosen: false }
     }
 }
@@ -201,6 +205,16 @@ mod tests {
         let by_set = dump(replica, &"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23".parse().unwrap()).unwrap();
         assert_eq!(by_set[..7], [0x1E, 4, 0, 4, 3, 2, 1]);
         assert!(dump(replica, &"binlog.000007:4294967296".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_random_id_is_drawn_anew_every_time_out_of_the_upper_half() {
+        let mut ids: Vec<u32> = (0..100).map(|_| ReplicaId::random().server_id).collect();
+        assert!(ids.iter().all(|id| *id >= 0x8000_0000));
+        ids.sort_unstable();
+        ids.dedup();
+        // Of so many even two are hardly ever the same.
+        assert!(ids.len() >= 99, "{ids:?}");
     }
 
     #[test]

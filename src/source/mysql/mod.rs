@@ -58,7 +58,6 @@ pub mod wire;
 pub use input::Malformed;
 pub use reader::Reader;
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -201,7 +200,7 @@ pub async fn open(
 
     let replica = match settings.server_id {
         Some(server_id) => ReplicaId { server_id, chosen: true },
-        None => ReplicaId::random(RandomState::new().hash_one(Instant::now().elapsed()) as u32),
+        None => ReplicaId::random(),
     };
     let heartbeat = (of.stall_timeout / 3).clamp(Duration::from_millis(100), Duration::from_secs(10));
     let entry = Entry { info: info.clone(), replica, from: start.clone(), heartbeat };
