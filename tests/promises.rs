@@ -20,6 +20,7 @@ mod promises {
     mod mysql_commands;
     mod mysql_connection;
     mod mysql_log;
+    mod mysql_start;
     mod mysql_types;
     mod payloads;
     mod poison_records;

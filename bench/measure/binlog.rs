@@ -55,7 +55,8 @@ pub async fn run(options: &Options) -> anyhow::Result<serde_json::Value> {
     let server_before = options.server.and_then(cpu_seconds);
     let began = Instant::now();
     let cpu_began = used_seconds(UsageWho::RUSAGE_SELF)?;
-    let entry = Entry { info, replica, from: options.from.parse()?, heartbeat: Duration::from_secs(10) };
+    let from = options.from.parse()?;
+    let entry = Entry { info, replica, from, heartbeat: Duration::from_secs(10), follow: true };
     let wire = dump::start(&entry).await?;
     let (transport, buffered) = wire.into_parts();
     let Transport::Tcp(socket) = transport else { bail!("plain TCP only: add ssl-mode=disabled to the address") };

@@ -98,43 +98,6 @@ async fn a_checkpoint_is_never_the_reason_for_the_next() {
     .await;
 }
 
-async fn end_of_log(numbers: &Numbers, flavor: MySqlFlavor) -> String {
-    let query = match flavor {
-        MySql => "SELECT REPLACE(@@GLOBAL.gtid_executed, '\n', '')",
-        MariaDb => "SELECT @@GLOBAL.gtid_binlog_pos",
-    };
-    numbers.database.text(query).await.expect("a position")
-}
-
-#[tokio::test]
-async fn a_first_start_enters_the_log_where_it_is_told() {
-    on_both(async |flavor| {
-        let mut numbers = Numbers::on(flavor).await;
-        numbers.add(1).await;
-        let between = end_of_log(&numbers, flavor).await;
-        numbers.add(2).await;
-        for (name, start, expected) in [("a", "earliest", &[1, 2, 3][..]), ("b", &between, &[2, 3]), ("c", "now", &[3])]
-        {
-            let relay = numbers.reading(&["--name", name, "--start", start]).await;
-            if start == "now" {
-                numbers.add(3).await;
-            }
-            let upto = if start == "now" { expected.len() } else { expected.len() - 1 };
-            numbers.arrive(&expected[..upto]).await;
-            relay.stop().await;
-        }
-        // Where a position is stored, --start says nothing any more.
-        let relay = numbers.reading(&["--name", "c", "--start", "earliest"]).await;
-        numbers.add(4).await;
-        numbers.arrive(&[4]).await;
-        relay.stop().await;
-        let of_another_kind = numbers.start(&["--name", "d", "--start", "binlog.000001:4"]);
-        ends(of_another_kind, 2, &["is not a position of this server", "it stands at"]).await;
-        numbers.nothing_more().await;
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn a_checkpoint_of_another_source_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -211,7 +174,7 @@ async fn purged_transactions_that_were_not_delivered_are_a_lost_position() {
 
         // While nobody reads.
         numbers.add(2).await;
-        let gap = end_of_log(&numbers, flavor).await;
+        let gap = numbers.end_of_log().await;
         purge_all_but_the_last(&numbers).await;
         let (stored, number) = (numbers.database.checkpoint().await, gap.rsplit(['-', ':']).next().expect("a number"));
         for _ in 0..2 {
@@ -293,7 +256,7 @@ async fn a_server_restored_from_an_older_copy_is_a_lost_position() {
         numbers.add(2).await;
         numbers.arrive(&[2, 2]).await;
         let stored = |name: &str| format!("SELECT position FROM outboxd_checkpoint WHERE pipeline = '{name}'");
-        let end = end_of_log(&numbers, flavor).await;
+        let end = numbers.end_of_log().await;
         eventually(PATIENCE, "both positions are stored", async || {
             let document = std::fs::read_to_string(folder.path().join("checkpoint.json")).ok()?;
             let own = numbers.database.text(&stored("inside")).await?;
@@ -373,7 +336,7 @@ async fn a_promoted_replica_goes_on_where_the_primary_stopped() {
         for number in 1..=20 {
             numbers.add(number).await;
         }
-        let end = end_of_log(&numbers, flavor).await;
+        let end = numbers.end_of_log().await;
         let mut promoted = mysql_session(&replica.url()).await;
         eventually(PATIENCE, "the replica has everything", async || {
             let have = format!("SELECT COUNT(*) FROM {name}.outbox");

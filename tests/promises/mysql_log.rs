@@ -143,7 +143,7 @@ async fn a_random_server_id_that_clashes_is_drawn_anew_and_the_stream_goes_on() 
         let info = ConnInfo::parse(&numbers.database.url()).expect("an address");
         let from = numbers.database.checkpoint().await.expect("a checkpoint").parse().expect("a position");
         let replica = ReplicaId { server_id: drawn, chosen: true };
-        let rival = Entry { info, replica, from, heartbeat: Duration::from_secs(1) };
+        let rival = Entry { info, replica, from, heartbeat: Duration::from_secs(1), follow: true };
         let rival = dump::start(&rival).await.expect("the rival reads the log");
         until_log(&mut relay, &format!("another replica has the server id {drawn}")).await;
         eventually(PATIENCE, "the relay is a replica again, beside the rival", async || {

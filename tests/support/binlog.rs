@@ -42,6 +42,15 @@ impl Numbers {
         self.database.execute(&add(number)).await;
     }
 
+    /// The GTIDs of all that is committed.
+    pub async fn end_of_log(&self) -> String {
+        let query = match self.database.flavor() {
+            MySqlFlavor::MySql => "SELECT REPLACE(@@GLOBAL.gtid_executed, '\n', '')",
+            MySqlFlavor::MariaDb => "SELECT @@GLOBAL.gtid_binlog_pos",
+        };
+        self.database.text(query).await.expect("a position")
+    }
+
     /// These numbers come next, in this order, and nothing between them.
     pub async fn arrive(&mut self, numbers: &[u32]) {
         let records = self.reader.take(numbers.len()).await;

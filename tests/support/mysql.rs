@@ -92,6 +92,13 @@ impl MySqlDatabase {
         &self.name
     }
 
+    pub fn flavor(&self) -> MySqlFlavor {
+        match self.server_url.starts_with("mariadb:") {
+            true => MySqlFlavor::MariaDb,
+            false => MySqlFlavor::MySql,
+        }
+    }
+
     /// The name that a pipeline takes unless it is given another.
     pub fn pipeline(&self) -> String {
         format!("outboxd_{}", self.name)

@@ -23,6 +23,7 @@ const COM_REGISTER_SLAVE: u8 = 0x15;
 const COM_BINLOG_DUMP: u8 = 0x12;
 const COM_BINLOG_DUMP_GTID: u8 = 0x1E;
 const THROUGH_GTID: u16 = 0x04;
+const NON_BLOCKING: u16 = 0x01;
 
 /// Where events begin in a file.
 pub const FIRST_OFFSET: u64 = 4;
@@ -52,11 +53,13 @@ pub struct Entry {
     pub replica: ReplicaId,
     pub from: BinlogPosition,
     pub heartbeat: Duration,
+    /// Whether the server waits for more at the end of its log; else it says that it is the end. Only by file.
+    pub follow: bool,
 }
 
 /// Opens a connection that the server's log comes over from now on.
 pub async fn start(entry: &Entry) -> Result<Wire, SourceFailure> {
-    let Entry { info, replica, from, heartbeat } = entry;
+    let Entry { info, replica, from, heartbeat, follow } = entry;
     let mut session = Session::bare(info).await?;
     for statement in variables(&session, *replica, from, *heartbeat) {
         session.execute(&statement).await?;
@@ -66,7 +69,7 @@ pub async fn start(entry: &Entry) -> Result<Wire, SourceFailure> {
     let begun = async {
         wire.command(&registration(*replica)).await?;
         wire.read().await?;
-        wire.command(&dump(*replica, from)?).await
+        wire.command(&dump(*replica, from, *follow)?).await
     };
     begun.await.map_err(|error: WireError| error.classify(&describe))?;
     Ok(wire)
@@ -111,7 +114,7 @@ fn registration(replica: ReplicaId) -> Vec<u8> {
     command
 }
 
-fn dump(replica: ReplicaId, from: &BinlogPosition) -> Result<Vec<u8>, WireError> {
+fn dump(replica: ReplicaId, from: &BinlogPosition, follow: bool) -> Result<Vec<u8>, WireError> {
     if let Gtids::MySql(set) = &from.gtids {
         let mut encoded = Vec::new();
         set.encode(&mut encoded);
@@ -136,7 +139,7 @@ fn dump(replica: ReplicaId, from: &BinlogPosition) -> Result<Vec<u8>, WireError>
     })?;
     let mut command = vec![COM_BINLOG_DUMP];
     command.extend(offset.to_le_bytes());
-    command.extend(0u16.to_le_bytes());
+    command.extend(if follow { 0 } else { NON_BLOCKING }.to_le_bytes());
     command.extend(replica.server_id.to_le_bytes());
     command.extend(file.as_bytes());
     Ok(command)
@@ -198,13 +201,15 @@ mod tests {
     #[test]
     fn a_dump_names_file_and_offset_or_the_gtids() {
         let replica = ReplicaId { server_id: 0x0102_0304, chosen: true };
-        let by_file = dump(replica, &"binlog.000007:260".parse().unwrap()).unwrap();
+        let by_file = dump(replica, &"binlog.000007:260".parse().unwrap(), true).unwrap();
         assert_eq!(by_file, b"\x12\x04\x01\0\0\0\0\x04\x03\x02\x01binlog.000007");
-        let by_list = dump(replica, &"0-1-9".parse().unwrap()).unwrap();
+        let to_its_end = dump(replica, &"binlog.000007:260".parse().unwrap(), false).unwrap();
+        assert_eq!(to_its_end, b"\x12\x04\x01\0\0\x01\0\x04\x03\x02\x01binlog.000007");
+        let by_list = dump(replica, &"0-1-9".parse().unwrap(), true).unwrap();
         assert_eq!(by_list, b"\x12\x04\0\0\0\0\0\x04\x03\x02\x01");
-        let by_set = dump(replica, &"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23".parse().unwrap()).unwrap();
+        let by_set = dump(replica, &"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23".parse().unwrap(), true).unwrap();
         assert_eq!(by_set[..7], [0x1E, 4, 0, 4, 3, 2, 1]);
-        assert!(dump(replica, &"binlog.000007:4294967296".parse().unwrap()).is_err());
+        assert!(dump(replica, &"binlog.000007:4294967296".parse().unwrap(), true).is_err());
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod input;
 pub mod json;
 mod judge;
 mod keeper;
+mod locate;
 mod log;
 mod numbers;
 pub mod position;
@@ -76,7 +77,7 @@ use dump::{Entry, ReplicaId};
 use judge::Standing;
 use keeper::Keeper;
 use log::Log;
-use position::BinlogPosition;
+use position::{BinlogPosition, Gtids};
 use server::Server;
 use session::{Flavor, Session};
 use snapshot::SnapshotReader;
@@ -177,7 +178,7 @@ pub async fn open(
     let start = match (&known, &snapshot) {
         (Some(known), _) => known.clone(),
         (None, Some(snapshot)) => snapshot.end().clone(),
-        (None, None) => first_position(settings, &reach)?,
+        (None, None) => first_position(settings, &info, &server, &reach).await?,
     };
     let checkpoint = Checkpoint {
         format: FORMAT,
@@ -203,7 +204,7 @@ pub async fn open(
         None => ReplicaId::random(),
     };
     let heartbeat = (of.stall_timeout / 3).clamp(Duration::from_millis(100), Duration::from_secs(10));
-    let entry = Entry { info: info.clone(), replica, from: start.clone(), heartbeat };
+    let entry = Entry { info: info.clone(), replica, from: start.clone(), heartbeat, follow: true };
     let address = session.describe();
     let told = (address.clone(), server.flavor);
     let names = catalog.iter().map(|table| (table.schema.clone(), table.name.clone())).collect();
@@ -365,25 +366,32 @@ async fn connect(settings: &MySqlSettings, info: &ConnInfo) -> Result<Session, S
 }
 
 /// Where a log is entered for the first time.
-fn first_position(settings: &MySqlSettings, reach: &server::Reach) -> Result<BinlogPosition, SourceFailure> {
-    match &settings.start {
-        Start::Now => Ok(reach.end.clone()),
-        Start::Earliest => Ok(reach.first.clone()),
-        Start::At(wanted) => {
-            let same_kind = std::mem::discriminant(&wanted.gtids) == std::mem::discriminant(&reach.end.gtids);
-            match same_kind {
-                // A set without what was purged would ask for it.
-                true if wanted.covers(&reach.first) => Ok(wanted.clone()),
-                true => Err(SourceFailure::PositionLost {
-                    what: format!("--start {wanted} lies before the beginning of the log, {}", reach.first),
-                    remedy: "start at `earliest`, or at a position that the log still has".to_owned(),
-                }),
-                false => Err(SourceFailure::Misconfigured {
-                    what: format!("--start {wanted} is not a position of this server; it stands at {}", reach.end),
-                    remedy: "give a position of the same kind, or `now` or `earliest`".to_owned(),
-                }),
-            }
+async fn first_position(
+    settings: &MySqlSettings,
+    info: &ConnInfo,
+    server: &Server,
+    reach: &server::Reach,
+) -> Result<BinlogPosition, SourceFailure> {
+    let wanted = match &settings.start {
+        Start::Now => return Ok(reach.end.clone()),
+        Start::Earliest => return Ok(reach.first.clone()),
+        Start::At(wanted) if wanted.gtids == Gtids::Off && server.has_gtids() => {
+            locate::gtids_at(info, server, reach, &wanted.file).await?
         }
+        Start::At(wanted) => wanted.clone(),
+    };
+    let same_kind = std::mem::discriminant(&wanted.gtids) == std::mem::discriminant(&reach.end.gtids);
+    match same_kind {
+        // A set without what was purged would ask for it.
+        true if wanted.covers(&reach.first) => Ok(wanted),
+        true => Err(SourceFailure::PositionLost {
+            what: format!("--start {wanted} lies before the beginning of the log, {}", reach.first),
+            remedy: "start at `earliest`, or at a position that the log still has".to_owned(),
+        }),
+        false => Err(SourceFailure::Misconfigured {
+            what: format!("--start {wanted} is not a position of this server; it stands at {}", reach.end),
+            remedy: "give a position of the same kind, or `now` or `earliest`".to_owned(),
+        }),
     }
 }
 

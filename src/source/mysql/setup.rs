@@ -2,6 +2,7 @@
 //! exactly what its `--dry-run` prints.
 
 use super::checkpoint::{self, Place};
+use super::conninfo::ConnInfo;
 use super::judge;
 use super::server::Server;
 use super::session::{Session, quote};
@@ -119,7 +120,8 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     }
     super::warn_of_prepared(session).await;
     let reach = server.reach(session).await?;
-    let start = first_position(settings, &reach)?;
+    let info = ConnInfo { hosts: vec![session.host().clone()], ..super::conninfo(settings)? };
+    let start = first_position(settings, &info, &server, &reach).await?;
     let position = Checkpoint {
         format: FORMAT,
         pipeline: wanted.pipeline.to_owned(),
