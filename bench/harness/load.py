@@ -60,6 +60,23 @@ class Load:
     def begin_latency(self, name: str) -> None:
         """Makes what a relay of this name needs to start at the log's end."""
 
+    def tell_setting(self, source: str, **own) -> None:
+        """What the figures hold for."""
+        options = self.options
+        self.report.add(
+            "setting",
+            source=source,
+            sink=BenchKafka.title,
+            partitions=PARTITIONS,
+            rows=options.rows,
+            rows_per_commit=options.rows_per_commit,
+            payload_bytes=options.payload,
+            **own,
+            kafka_jvm=BenchKafka.jvm,
+            outboxd_kafka=options.kafka,
+            **self.report.machine(),
+        )
+
     def warm_broker(self) -> None:
         """The first turn would pay for the compilation of the broker's code otherwise."""
         steady = ["--rate", 20_000, "--warm", 0, "--seconds", 5, "--payload", self.options.payload]

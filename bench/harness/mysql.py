@@ -18,7 +18,7 @@ from pathlib import Path
 from servers.mysql import Mysql
 
 from . import load
-from .load import PARTITIONS, Load, delivery_rows, latency_rows, nothing_lost
+from .load import Load, delivery_rows, latency_rows, nothing_lost
 from .report import Report, Row
 from .stage import BenchKafka, Stage, say
 
@@ -54,18 +54,7 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     address, server = stage.start(Mysql())
     bench = MysqlLoad(stage, report, options, brokers, broker.pid)
     bench.at(address, server.pid, gomysql)
-    report.add(
-        "setting",
-        source="MySQL " + bench.sql("SELECT VERSION()")[0][0],
-        sink=BenchKafka.title,
-        partitions=PARTITIONS,
-        rows=options.rows,
-        rows_per_commit=options.rows_per_commit,
-        payload_bytes=options.payload,
-        kafka_jvm=BenchKafka.jvm,
-        outboxd_kafka=options.kafka,
-        **report.machine(),
-    )
+    bench.tell_setting("MySQL " + bench.sql("SELECT VERSION()")[0][0])
     bench.load()
     bench.warm_broker()
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]

@@ -14,7 +14,7 @@ control is the same harness producing to Kafka without database and relay.
 import argparse
 
 from . import REPOSITORY, load
-from .load import PARTITIONS, Load, delivery_rows, latency_rows, nothing_lost
+from .load import Load, delivery_rows, latency_rows, nothing_lost
 from .report import Report, Row
 from .stage import BenchKafka, BenchPostgres, Stage, say
 
@@ -61,19 +61,8 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     bench = PostgresLoad(stage, report, options, brokers, broker.pid)
     # Bare client and outboxd alike; TLS would be measured otherwise.
     bench.source = f"{address}?sslmode=disable"
-    report.add(
-        "setting",
-        source="PostgreSQL " + bench.sql("SHOW server_version")[0][0],
-        sink=BenchKafka.title,
-        partitions=PARTITIONS,
-        rows=options.rows,
-        rows_per_commit=options.rows_per_commit,
-        payload_bytes=options.payload,
-        postgres={"fsync": "off", **BenchPostgres.settings},
-        kafka_jvm=BenchKafka.jvm,
-        outboxd_kafka=options.kafka,
-        **report.machine(),
-    )
+    version = bench.sql("SHOW server_version")[0][0]
+    bench.tell_setting("PostgreSQL " + version, postgres={"fsync": "off", **BenchPostgres.settings})
     bench.load()
     bench.warm_broker()
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
