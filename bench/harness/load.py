@@ -25,21 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--keep-logs", type=Path, metavar="DIR", help="where outboxd's logs go")
 
 
-def setting(source: str, options: argparse.Namespace, report: Report) -> dict:
-    """What a run's figures depend on."""
-    return {
-        "source": source,
-        "sink": BenchKafka.title,
-        "partitions": PARTITIONS,
-        "rows": options.rows,
-        "rows_per_commit": options.rows_per_commit,
-        "payload_bytes": options.payload,
-        "kafka_jvm": BenchKafka.jvm,
-        "outboxd_kafka": options.kafka,
-        **report.machine(),
-    }
-
-
 class Load:
     """One source's bench. A subclass knows how rows are loaded, drained, and what outboxd is told of the source."""
 

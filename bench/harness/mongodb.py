@@ -34,7 +34,7 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     address, server = stage.start(Mongodb())
     bench = MongodbLoad(stage, report, options, brokers, broker.pid)
     bench.at(address, server.pid, gomongo)
-    report.add("setting", **load.setting(Mongodb.title, options, report))
+    bench.tell_setting(Mongodb.title)
     bench.load()
     bench.warm_broker()
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]

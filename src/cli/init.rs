@@ -4,6 +4,7 @@ use super::{InitOptions, print};
 use crate::config::{Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::route::Plan;
+use crate::source::schema::Wanted;
 use crate::source::{SourceFailure, mongodb, mysql, postgres};
 
 pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, Halt> {
@@ -21,40 +22,25 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
         };
         match &pipeline.source {
             SourceSettings::Postgres(source) => {
-                let wanted = postgres::setup::Wanted {
-                    settings: source,
-                    pipeline: &pipeline.name,
-                    route: &pipeline.route,
-                    projection: plan.projection(),
-                    payload: options.payload.of_postgres(),
-                };
+                let payload = options.payload.of_postgres();
+                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
                 match options.dry_run {
                     true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                     false => postgres::setup::init(&wanted, &mut say).await.map_err(halt)?,
                 }
             }
             SourceSettings::MySql(source) => {
-                let wanted = mysql::setup::Wanted {
-                    settings: source,
-                    kafka: &pipeline.kafka,
-                    pipeline: &pipeline.name,
-                    route: &pipeline.route,
-                    projection: plan.projection(),
-                    payload: options.payload.of_mysql(),
-                };
+                let payload = options.payload.of_mysql();
+                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
                 match options.dry_run {
                     true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                     false => mysql::setup::init(&wanted, &mut say).await.map_err(halt)?,
                 }
             }
             SourceSettings::Mongo(source) => {
-                let wanted = mongodb::setup::Wanted {
-                    settings: source,
-                    kafka: &pipeline.kafka,
-                    pipeline: &pipeline.name,
-                    route: &pipeline.route,
-                    projection: plan.projection(),
-                };
+                // A document's fields have no types beforehand.
+                let payload = "";
+                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
                 match options.dry_run {
                     true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
                     false => Box::pin(mongodb::setup::init(&wanted, &mut say)).await.map_err(halt)?,

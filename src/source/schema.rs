@@ -1,5 +1,25 @@
-//! The tables' own statements: files under sql/ that run as they stand, with marked places that `init` fills in.
-//! MongoDB's are JavaScript, where the marks are comments as well.
+//! What `init` makes. The tables' own statements are files under sql/ that run as they stand, with marked places that are
+//! filled in. MongoDB's are JavaScript, where the marks are comments as well.
+
+use crate::config::PipelineSettings;
+use crate::event::Projection;
+
+/// What is to be there, in a source whose settings are `S`.
+pub struct Wanted<'a, S> {
+    pub settings: &'a S,
+    pub of: &'a PipelineSettings,
+    pub projection: &'a Projection,
+    /// The type of the payload column.
+    pub payload: &'a str,
+}
+
+impl<S> Wanted<'_, S> {
+    /// The column that was chosen for a role; a path into a message is none.
+    pub fn column(&self, role: &str) -> Option<&str> {
+        let chosen = self.of.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
+        chosen.map(|(_, column)| column.as_str()).filter(|column| !column.starts_with('/'))
+    }
+}
 
 /// The template without its comments, with each `/*name*/ … /**/` replaced; what has no replacement stays as written.
 pub fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> String {

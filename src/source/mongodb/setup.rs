@@ -11,8 +11,7 @@ use super::server::{self, Connection, Server};
 use super::server_error::{self, Doing, code};
 use super::{first_position, judge, watch_of};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
-use crate::config::{KafkaSettings, MongoSettings, RouteSettings, Snapshot};
-use crate::event::Projection;
+use crate::config::{MongoSettings, RouteSettings, Snapshot};
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
@@ -20,14 +19,7 @@ const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
 const ENTITY: &str = include_str!("../../../sql/mongodb/entity.js");
 const CHECKPOINT: &str = include_str!("../../../sql/mongodb/checkpoint.js");
 
-/// What is to be there.
-pub struct Wanted<'a> {
-    pub settings: &'a MongoSettings,
-    pub kafka: &'a KafkaSettings,
-    pub pipeline: &'a str,
-    pub route: &'a RouteSettings,
-    pub projection: &'a Projection,
-}
+type Wanted<'a> = schema::Wanted<'a, MongoSettings>;
 
 /// One command, and where it runs.
 struct Step {
@@ -57,7 +49,7 @@ pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), 
     }
     if let Some(position) = &plan.position {
         store(&connection, wanted, position.clone()).await?;
-        say(&format!("created starting position of pipeline {}: {}", wanted.pipeline, position.position));
+        say(&format!("created starting position of pipeline {}: {}", wanted.of.name, position.position));
     }
     if plan.steps.is_empty() && plan.position.is_none() {
         say("nothing to do: everything is in place");
@@ -97,23 +89,23 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     let mut plan = Plan::default();
     for (database, collection) in watch.scope.namespaces() {
         let database = connection.client.database(database);
-        for command in commands(&template(wanted.route, collection)) {
+        for command in commands(&template(&wanted.of.route, collection)) {
             plan.add(&database, collection, command).await?;
         }
     }
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
     }
-    let document = lease::document(&connection.database, wanted.pipeline).await?.unwrap_or_default();
-    let stored = Place::open(&settings.checkpoint, wanted.kafka)?.load(wanted.pipeline, &document).await?;
+    let document = lease::document(&connection.database, &wanted.of.name).await?.unwrap_or_default();
+    let stored = Place::open(&settings.checkpoint, &wanted.of.kafka)?.load(&wanted.of.name, &document).await?;
     if let Some(stored) = stored {
-        plan.present.push(format!("position of pipeline {}: {}", wanted.pipeline, stored.position));
+        plan.present.push(format!("position of pipeline {}: {}", wanted.of.name, stored.position));
         return Ok(plan);
     }
     let start = first_position(settings, &watch).await?;
     plan.position = Some(Checkpoint {
         format: FORMAT,
-        pipeline: wanted.pipeline.to_owned(),
+        pipeline: wanted.of.name.clone(),
         source: "mongodb".to_owned(),
         // Known when the pipeline's document is there.
         server: server.name().to_owned(),
@@ -169,10 +161,10 @@ async fn run(database: &Database, command: Document) -> Result<(), SourceFailure
 }
 
 async fn store(connection: &Connection, wanted: &Wanted<'_>, mut first: Checkpoint) -> Result<(), SourceFailure> {
-    lease::make_document(&connection.database, wanted.pipeline).await?;
-    let document = lease::document(&connection.database, wanted.pipeline).await?.unwrap_or_default();
+    lease::make_document(&connection.database, &wanted.of.name).await?;
+    let document = lease::document(&connection.database, &wanted.of.name).await?.unwrap_or_default();
     first.server = checkpoint::identity(&first.server, &document);
-    match Place::open(&wanted.settings.checkpoint, wanted.kafka)? {
+    match Place::open(&wanted.settings.checkpoint, &wanted.of.kafka)? {
         Place::Document => lease::store_first(&connection.database, &first).await,
         Place::Elsewhere(store) => Ok(store.save(&first).await?),
     }

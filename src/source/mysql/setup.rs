@@ -9,24 +9,14 @@ use super::session::{Session, quote};
 use super::tables::{self, missing_columns};
 use super::{first_position, refuse};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
-use crate::config::{KafkaSettings, MySqlSettings, RouteSettings, Snapshot, TableName};
-use crate::event::Projection;
+use crate::config::{MySqlSettings, Snapshot, TableName};
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
-/// What is to be there.
-pub struct Wanted<'a> {
-    pub settings: &'a MySqlSettings,
-    pub kafka: &'a KafkaSettings,
-    pub pipeline: &'a str,
-    pub route: &'a RouteSettings,
-    pub projection: &'a Projection,
-    /// The type of the payload column.
-    pub payload: &'a str,
-}
+type Wanted<'a> = schema::Wanted<'a, MySqlSettings>;
 
 /// What is there already, and the statements that make what is not.
 #[derive(Default)]
@@ -62,8 +52,8 @@ pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), 
     let (catalog, _) = tables::find(&mut session, &database, &wanted.settings.tables).await?;
     refuse(missing_columns(&catalog, wanted.projection))?;
     if let Some(position) = &plan.position {
-        Place::open(&wanted.settings.checkpoint, wanted.kafka)?.save(&mut session, position).await?;
-        say(&format!("created starting position of pipeline {}: {}", wanted.pipeline, position.position));
+        Place::open(&wanted.settings.checkpoint, &wanted.of.kafka)?.save(&mut session, position).await?;
+        say(&format!("created starting position of pipeline {}: {}", wanted.of.name, position.position));
     }
     if plan.steps.is_empty() && plan.position.is_none() {
         say("nothing to do: everything is in place");
@@ -105,17 +95,17 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     for table in &settings.tables {
         plan.add(!missing.contains(table), format!("table {table}"), create_table(wanted, table));
     }
-    let place = Place::open(&settings.checkpoint, wanted.kafka)?;
+    let place = Place::open(&settings.checkpoint, &wanted.of.kafka)?;
     let has_table = checkpoint::table_exists(session, database).await?;
     if place.is_table() {
         plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
     }
     let stored = match place.is_table() && !has_table {
         true => None,
-        false => place.load(session, wanted.pipeline).await?,
+        false => place.load(session, &wanted.of.name).await?,
     };
     if let Some(stored) = stored {
-        plan.present.push(format!("position of pipeline {}: {}", wanted.pipeline, stored.position));
+        plan.present.push(format!("position of pipeline {}: {}", wanted.of.name, stored.position));
         return Ok(plan);
     }
     super::warn_of_prepared(session).await;
@@ -124,7 +114,7 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     let start = first_position(settings, &info, &server, &reach).await?;
     let position = Checkpoint {
         format: FORMAT,
-        pipeline: wanted.pipeline.to_owned(),
+        pipeline: wanted.of.name.clone(),
         source: server.flavor.name().to_owned(),
         server: server.identity,
         position: start.to_string(),
@@ -138,14 +128,14 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     match place.is_table() {
         true => plan
             .steps
-            .push((format!("starting position of pipeline {}", wanted.pipeline), checkpoint::first_row(&position))),
+            .push((format!("starting position of pipeline {}", wanted.of.name), checkpoint::first_row(&position))),
         false => plan.position = Some(position),
     }
     Ok(plan)
 }
 
 fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
-    let template = match wanted.route.layout.as_str() {
+    let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         _ => NATIVE,
@@ -156,9 +146,6 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
             None => quote(&table.name),
         }),
         "payload_type" => Some(wanted.payload.to_owned()),
-        role => {
-            let chosen = wanted.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
-            chosen.filter(|(_, column)| !column.starts_with('/')).map(|(_, column)| quote(column))
-        }
+        role => wanted.column(role).map(quote),
     })
 }

@@ -13,8 +13,7 @@ use super::slot;
 use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
-use crate::config::{PostgresSettings, RouteSettings, Snapshot};
-use crate::event::Projection;
+use crate::config::{PostgresSettings, Snapshot};
 use crate::source::{SourceFailure, schema};
 
 /// The outbox table of the layout `native`, as it stands.
@@ -25,15 +24,7 @@ const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 /// The version whose statements are printed when no server can be asked.
 const NEWEST_VERSION: u32 = 180_000;
 
-/// What is to be there.
-pub struct Wanted<'a> {
-    pub settings: &'a PostgresSettings,
-    pub pipeline: &'a str,
-    pub route: &'a RouteSettings,
-    pub projection: &'a Projection,
-    /// The type of the payload column: jsonb, json, text or bytea.
-    pub payload: &'a str,
-}
+type Wanted<'a> = schema::Wanted<'a, PostgresSettings>;
 
 /// One thing and the statement that makes it.
 struct Step {
@@ -150,10 +141,10 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     let (tables, missing) = Tables::find(session, &settings.tables).await?;
     refuse(judge::tables(&[], &tables, wanted.projection))?;
     let has_checkpoints = checkpoint::table_exists(session).await?;
-    let stored = if has_checkpoints { checkpoint::load(session, wanted.pipeline).await? } else { None };
+    let stored = if has_checkpoints { checkpoint::load(session, &wanted.of.name).await? } else { None };
     let state = slot::state(session, &settings.slot, version).await?;
     let server = identity(session).await?;
-    refuse(judge::lost(wanted.pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    refuse(judge::lost(&wanted.of.name, settings, stored.as_ref(), state.as_ref(), &server))?;
     let database: String = session
         .query_one("SELECT pg_catalog.current_database()::text", &[])
         .await
@@ -212,7 +203,7 @@ fn create_schema(schema: &str) -> Step {
 }
 
 fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: u32) -> Step {
-    let template = match wanted.route.layout.as_str() {
+    let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         _ => NATIVE,
@@ -221,10 +212,7 @@ fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: 
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),
         "id_default" if version >= 180_000 => Some("uuidv7()".to_owned()),
-        role => {
-            let chosen = wanted.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
-            chosen.filter(|(_, column)| !column.starts_with('/')).map(|(_, column)| quote(column))
-        }
+        role => wanted.column(role).map(quote),
     });
     Step::new(format!("table {table}"), sql)
 }
@@ -249,8 +237,8 @@ fn store_row(wanted: &Wanted<'_>) -> Step {
         Snapshot::Existing => SnapshotState::Pending,
         Snapshot::None => SnapshotState::None,
     };
-    let sql = checkpoint::first_row(wanted.pipeline, &wanted.settings.slot, state);
-    Step::alone(format!("starting position of pipeline {}", wanted.pipeline), sql)
+    let sql = checkpoint::first_row(&wanted.of.name, &wanted.settings.slot, state);
+    Step::alone(format!("starting position of pipeline {}", wanted.of.name), sql)
 }
 
 /// Makes the publication at a first start.
