@@ -29,13 +29,11 @@ pub(super) struct SourceOptions<'a> {
     pub checkpoint: Option<String>,
 }
 
+/// A source, and the name that a pipeline takes from it.
+type Named = (SourceSettings, String);
+
 impl Resolver {
-    /// The source, and the name that a pipeline takes from it.
-    pub(super) fn source(
-        &mut self,
-        said: Option<Secret>,
-        options: SourceOptions<'_>,
-    ) -> Option<(SourceSettings, String)> {
+    pub(super) fn source(&mut self, said: Option<Secret>, options: SourceOptions<'_>) -> Option<Named> {
         let Some(secret) = said else {
             self.problem("source", "is missing: where the outbox is, for instance postgres://user@host/database");
             return None;
@@ -82,12 +80,7 @@ impl Resolver {
         Some(())
     }
 
-    fn postgres(
-        &mut self,
-        url: SourceUrl,
-        parts: &UrlParts,
-        options: SourceOptions<'_>,
-    ) -> Option<(SourceSettings, String)> {
+    fn postgres(&mut self, url: SourceUrl, parts: &UrlParts, options: SourceOptions<'_>) -> Option<Named> {
         let tables = self.own_tables(&options);
         let slot = self.text("slot", options.slot);
         let publication = self.text("publication", options.publication).unwrap_or_default();
@@ -115,12 +108,7 @@ impl Resolver {
         Some((SourceSettings::Postgres(settings), slot))
     }
 
-    fn mysql(
-        &mut self,
-        url: SourceUrl,
-        parts: &UrlParts,
-        options: SourceOptions<'_>,
-    ) -> Option<(SourceSettings, String)> {
+    fn mysql(&mut self, url: SourceUrl, parts: &UrlParts, options: SourceOptions<'_>) -> Option<Named> {
         let tables = self.own_tables(&options);
         self.only_for("slot", options.slot.is_some(), "PostgreSQL");
         self.only_for("message-prefix", !options.message_prefixes.is_empty(), "PostgreSQL");
