@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 use futures_util::StreamExt as _;
 use mongodb::Client;
-use mongodb::bson::{Document, Timestamp, doc};
+use mongodb::bson::{DateTime, Document, Timestamp, doc};
 use nix::sys::resource::UsageWho;
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ pub async fn load(options: &LoadOptions) -> anyhow::Result<Value> {
 /// One outbox document; the payload is JSON.
 pub fn document(key: &str, payload: &str) -> anyhow::Result<Document> {
     let payload: Document = serde_json::from_str(payload)?;
-    let now = mongodb::bson::DateTime::now();
+    let now = DateTime::now();
     Ok(doc! { "partition_key": key, "event_type": "OrderCreated", "payload": payload, "created_at": now })
 }
 

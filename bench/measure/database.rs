@@ -1,6 +1,7 @@
 //! The database that rows are written to, whichever it is.
 
 use anyhow::{Context as _, bail};
+use mongodb::bson::Document;
 use outboxd::source::mysql;
 use outboxd::source::postgres::sql::SqlSession;
 use tokio_postgres::{SimpleQueryMessage, Statement};
@@ -8,7 +9,7 @@ use tokio_postgres::{SimpleQueryMessage, Statement};
 pub enum Database {
     Postgres { session: SqlSession, insert: Option<Statement> },
     MySql(mysql::session::Session),
-    Mongo(mongodb::Collection<mongodb::bson::Document>),
+    Mongo(mongodb::Collection<Document>),
 }
 
 const INSERT: &str =

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use mongodb::bson::{Document, RawArray, RawDocument, doc};
+use mongodb::bson::{Bson, Document, RawArray, RawDocument, Timestamp, doc};
 use mongodb::options::SelectionCriteria;
 use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 use mongodb::{Client, Database};
@@ -56,7 +56,7 @@ impl Scope {
     }
 
     /// The database to send the command to, and what it watches there.
-    fn target(&self) -> (&str, mongodb::bson::Bson, Document) {
+    fn target(&self) -> (&str, Bson, Document) {
         match (self.namespaces.as_slice(), self.one_database()) {
             ([(database, collection)], _) => (database, collection.as_str().into(), doc! {}),
             (_, Some(database)) => (database, 1.into(), doc! {}),
@@ -119,7 +119,7 @@ impl Watch {
                 stream.insert("startAfter", token.to_document());
             }
             Entry::At(time) => {
-                stream.insert("startAtOperationTime", mongodb::bson::Timestamp::from(*time));
+                stream.insert("startAtOperationTime", Timestamp::from(*time));
             }
         }
         let mut wanted =

@@ -1,7 +1,7 @@
 //! Where a pipeline's position is kept: in its document of the source's own collection, unless the user chose another
 //! place. Its lease is there in any case.
 
-use mongodb::bson::Document;
+use mongodb::bson::{Bson, Document};
 
 use super::lease;
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState, Store};
@@ -50,7 +50,7 @@ fn from_document(pipeline: &str, document: &Document) -> Result<Option<Checkpoin
     }))
 }
 
-fn number(value: &mongodb::bson::Bson) -> Option<i64> {
+fn number(value: &Bson) -> Option<i64> {
     value.as_i64().or_else(|| value.as_i32().map(i64::from)).or_else(|| value.as_f64().map(|number| number as i64))
 }
 

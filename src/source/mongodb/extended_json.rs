@@ -7,9 +7,9 @@ use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use mongodb::bson::error::Error;
 use mongodb::bson::spec::BinarySubtype;
 use mongodb::bson::{RawBsonRef, RawDocument};
-use thiserror::Error;
 
 use crate::config::ExtendedJson;
 use crate::source::postgres::values::civil;
@@ -17,7 +17,7 @@ use crate::source::postgres::values::civil;
 /// A server nests at most 100 documents.
 const DEEPEST: usize = 200;
 
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Unwritable {
     #[error("it is not valid BSON: {0}")]
     Malformed(String),
@@ -25,8 +25,8 @@ pub enum Unwritable {
     TooDeep,
 }
 
-impl From<mongodb::bson::error::Error> for Unwritable {
-    fn from(error: mongodb::bson::error::Error) -> Self {
+impl From<Error> for Unwritable {
+    fn from(error: Error) -> Self {
         Unwritable::Malformed(error.to_string())
     }
 }

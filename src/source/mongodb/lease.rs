@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Document, Uuid, doc};
 use mongodb::options::{ReturnDocument, WriteConcern};
 use mongodb::{Collection, Database};
 
@@ -134,7 +134,7 @@ pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: 
 }
 
 async fn make(documents: &Collection<Document>, pipeline: &str) -> mongodb::error::Result<()> {
-    let random = mongodb::bson::Uuid::new().to_string();
+    let random = Uuid::new().to_string();
     let made = documents
         .update_one(doc! { "_id": pipeline }, doc! { "$setOnInsert": { "incarnation": random } })
         .upsert(true)

@@ -45,6 +45,7 @@ use change_stream::{Entry, Scope, Watch};
 use checkpoint::Place;
 use documents::Documents;
 use keeper::Keeper;
+use lease::Renewed;
 use server::{Connection, Server};
 use snapshot::SnapshotReader;
 use token::{ResumeToken, StartPoint, StreamPosition};
@@ -190,7 +191,10 @@ pub async fn open(
     if stored.is_none() {
         // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
         match &place {
-            Place::Document => drop(taken.lease.renew(Some(&checkpoint)).await?),
+            Place::Document => match taken.lease.renew(Some(&checkpoint)).await? {
+                Renewed::Held => {}
+                Renewed::Lost => return Err(taken.lease.lost()),
+            },
             Place::Elsewhere(store) => store.save(&checkpoint).await?,
         }
     }

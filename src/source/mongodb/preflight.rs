@@ -107,7 +107,7 @@ async fn collections(report: &mut Report, connection: &Connection, scope: &Scope
             Ok(_) => report.ok("collection", format!("{database}.{collection}")),
             // Whoever may not list may still watch.
             Err(_) => {
-                report.ok("collection", format!("{database}.{collection}; this user may not look whether it exists"))
+                report.ok("collection", format!("{database}.{collection}; this user may not look whether it exists"));
             }
         }
     }
@@ -118,7 +118,7 @@ async fn checkpoint_rights(report: &mut Report, connection: &Connection, setting
     let asked = doc! { "connectionStatus": 1, "showPrivileges": true };
     let status = report.told("privileges", server::command(&connection.database, asked).await)?;
     let Ok(auth) = status.get_document("authInfo") else { return None };
-    let users = auth.get_array("authenticatedUsers").map(Vec::len).unwrap_or(0);
+    let users = auth.get_array("authenticatedUsers").map_or(0, Vec::len);
     if users == 0 {
         report.warn(
             "privileges",

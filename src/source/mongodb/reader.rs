@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use mongodb::bson::error::Error;
 use mongodb::bson::{RawBsonRef, RawDocument, RawDocumentBuf};
 
 use super::change_stream::{BATCH, Batch, ChangeStream, Entry, Scope, Watch};
@@ -195,8 +196,8 @@ struct Change<'a> {
 
 impl<'a> Change<'a> {
     /// Takes over what the event, or a fragment of it, has.
-    fn merge(&mut self, event: &'a RawDocument) -> Result<(), mongodb::bson::error::Error> {
-        for element in event.iter() {
+    fn merge(&mut self, event: &'a RawDocument) -> Result<(), Error> {
+        for element in event {
             let (name, value) = element?;
             match (name.as_str(), value) {
                 ("_id", RawBsonRef::Document(token)) => self.token = Some(token),

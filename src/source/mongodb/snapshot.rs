@@ -6,7 +6,7 @@
 
 use futures_util::StreamExt as _;
 use mongodb::Client;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Document, Timestamp, doc};
 use mongodb::options::SelectionCriteria;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
@@ -106,7 +106,7 @@ impl Wanted {
             sort.insert(field, 1);
         }
         sort.insert("_id", 1);
-        let time = mongodb::bson::Timestamp::from(self.from);
+        let time = Timestamp::from(self.from);
         let command = doc! {
             "find": collection,
             "sort": sort,

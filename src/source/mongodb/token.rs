@@ -13,7 +13,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use mongodb::bson::{RawDocument, Timestamp, doc};
+use mongodb::bson::{Document, RawDocument, Timestamp, doc};
 use thiserror::Error;
 
 /// A moment of the cluster's own clock, written `1763291754:3`.
@@ -57,7 +57,7 @@ impl ResumeToken {
         token.get_str("_data").ok()?.parse().ok()
     }
 
-    pub fn to_document(&self) -> mongodb::bson::Document {
+    pub fn to_document(&self) -> Document {
         doc! { "_data": &*self.0 }
     }
 
