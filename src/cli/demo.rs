@@ -12,6 +12,7 @@
 //! leaves nothing behind.
 
 mod broker;
+mod installed;
 mod ledger;
 mod mysql;
 mod mysql_program;

@@ -1,33 +1,15 @@
-//! The server program of MySQL or MariaDB: named, on PATH, or in the usual places. Neither is fetched: there is no
-//! archive of either that is small and runs everywhere.
+//! The server program of MySQL or MariaDB: named, on PATH, or in the usual places.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use super::installed::{self, Version};
 use super::scratch::Account;
 use crate::failure::{ExitCode, Halt};
 use crate::source::mysql::session::Flavor;
 
-/// Folders that packages put servers into and that need not be on PATH.
-const USUAL: [&str; 9] = [
-    "/usr/sbin",
-    "/usr/libexec",
-    "/usr/bin",
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/local/libexec",
-    "/usr/local/mysql/bin",
-    "/usr/local/mariadb/bin",
-    "/opt/homebrew/bin",
-];
-
-/// Folders whose subfolders that begin like the database are versions, each with a `bin`.
-const VERSIONED: [&str; 4] = ["/opt/homebrew/opt", "/usr/local/opt", "/usr/local", "/opt"];
-
 /// What servers are called; MariaDB's by either name.
 const NAMES: [&str; 2] = ["mariadbd", "mysqld"];
-
-type Version = (u32, u32, u32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerProgram {
@@ -38,7 +20,7 @@ pub struct ServerProgram {
 
 impl ServerProgram {
     pub fn version(&self) -> String {
-        format!("{}.{}.{}", self.version.0, self.version.1, self.version.2)
+        self.version.to_string()
     }
 
     pub fn find(flavor: Flavor, named: Option<&Path>, account: &Account) -> Result<ServerProgram, Halt> {
@@ -49,9 +31,7 @@ impl ServerProgram {
                 remedy: format!("name {flavor}'s server, {} or newer, or leave it out", oldest(flavor)),
             });
         }
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let folders: Vec<_> = std::env::split_paths(&path).chain(usual(flavor)).collect();
-        find_in(&folders, flavor, account).ok_or_else(|| Halt {
+        find_in(&installed::folders(flavor.name()), flavor, account).ok_or_else(|| Halt {
             code: ExitCode::Unexpected,
             what: format!(
                 "there is no {flavor} {} or newer on this machine, neither on PATH nor in the usual places",
@@ -103,54 +83,32 @@ fn how_to_install(flavor: Flavor) -> &'static str {
     }
 }
 
-fn usual(flavor: Flavor) -> impl Iterator<Item = PathBuf> {
-    let versions = VERSIONED.iter().flat_map(move |parent| {
-        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-        let its = entries.filter(move |entry| entry.file_name().to_string_lossy().starts_with(flavor.name()));
-        its.map(|entry| entry.path().join("bin"))
-    });
-    USUAL.iter().map(PathBuf::from).chain(versions)
-}
-
 /// The first that will do. A `mysqld` may be MariaDB's: which one it is it says itself.
 fn find_in(folders: &[PathBuf], flavor: Flavor, account: &Account) -> Option<ServerProgram> {
-    let places = folders.iter().flat_map(|folder| NAMES.iter().map(move |name| folder.join(name)));
-    places.filter(|place| place.is_file()).find_map(|place| inspect(&place, flavor, account).ok())
+    installed::programs(folders, &NAMES).find_map(|place| inspect(&place, flavor, account).ok())
 }
 
-/// Whether the program will do: the user who is to run it runs it to ask for its version.
+/// Whether the program will do.
 fn inspect(program: &Path, flavor: Flavor, account: &Account) -> Result<ServerProgram, String> {
-    if !program.is_file() {
-        return Err("there is no such program".to_owned());
-    }
-    // Of its own absolute path: the command is run elsewhere.
-    let path = std::path::absolute(program).map_err(|error| error.to_string())?;
-    let who = account.other().unwrap_or("this user");
-    let answer = account.command(&path).arg("--version").stderr(Stdio::null()).output();
-    let answer = answer.map_err(|error| format!("it does not run as {who}: {error}"))?;
-    let text = String::from_utf8_lossy(&answer.stdout);
-    let (found, version) = version(&text).ok_or_else(|| format!("it does not tell its version to {who}"))?;
+    let (path, (found, version)) = installed::ask(program, account, version)?;
     if found != flavor {
         return Err(format!("it is {found}, which --source {} is for", found.name()));
     }
     let new_enough = match flavor {
-        Flavor::MySql => version >= (8, 0, 13),
-        Flavor::MariaDb => version >= (10, 5, 0),
+        Flavor::MySql => version >= Version(8, 0, 13),
+        Flavor::MariaDb => version >= Version(10, 5, 0),
     };
     match new_enough {
         true => Ok(ServerProgram { path, flavor, version }),
-        false => Err(format!("it is {flavor} {}.{}.{}, which is too old", version.0, version.1, version.2)),
+        false => Err(format!("it is {flavor} {version}, which is too old")),
     }
 }
 
 /// From `mysqld  Ver 8.4.3 for Linux on x86_64 (…)` or `mariadbd  Ver 11.4.5-MariaDB for …`.
 fn version(answer: &str) -> Option<(Flavor, Version)> {
     let (_, after) = answer.split_once("Ver ")?;
-    let number = after.split_whitespace().next()?;
-    let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
-    let version = (parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0));
     let flavor = if answer.contains("MariaDB") { Flavor::MariaDb } else { Flavor::MySql };
-    Some((flavor, version))
+    Some((flavor, Version::beginning(after)?))
 }
 
 #[cfg(test)]
@@ -160,26 +118,21 @@ mod tests {
     #[test]
     fn versions_are_read_as_servers_tell_them() {
         for (answer, expected) in [
-            ("/usr/sbin/mysqld  Ver 9.7.4-2 for Linux on x86_64 ((Debian))", Some((Flavor::MySql, (9, 7, 4)))),
-            ("mysqld  Ver 8.0.36-28 for Linux (Percona Server (GPL))", Some((Flavor::MySql, (8, 0, 36)))),
-            ("mysqld  Ver 11.4.5-MariaDB for linux-systemd (MariaDB Server)", Some((Flavor::MariaDb, (11, 4, 5)))),
+            ("/usr/sbin/mysqld  Ver 9.7.4-2 for Linux on x86_64 ((Debian))", Some((Flavor::MySql, Version(9, 7, 4)))),
+            ("mysqld  Ver 8.0.36-28 for Linux (Percona Server (GPL))", Some((Flavor::MySql, Version(8, 0, 36)))),
+            (
+                "mysqld  Ver 11.4.5-MariaDB for linux-systemd (MariaDB Server)",
+                Some((Flavor::MariaDb, Version(11, 4, 5))),
+            ),
             ("bash: no such thing", None),
         ] {
             assert_eq!(version(answer), expected, "{answer}");
         }
     }
 
-    /// A folder that the database's user can enter, with a server that tells this version.
+    /// A folder with a server that tells this version.
     fn install(parent: &Path, folder: &str, program: &str, version: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt as _;
-        let open = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(parent, open.clone()).unwrap();
-        let folder = parent.join(folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        let program = folder.join(program);
-        std::fs::write(&program, format!("#!/bin/sh\necho '{} Ver {version} for Linux'\n", program.display())).unwrap();
-        std::fs::set_permissions(&program, open).unwrap();
-        folder
+        installed::tests::install(parent, folder, program, &format!("{program} Ver {version} for Linux"))
     }
 
     #[test]
