@@ -1,7 +1,7 @@
 //! `outboxd init`: makes what a pipeline stands on, or prints the statements.
 
 use super::{InitOptions, print};
-use crate::config::{Settings, SourceSettings};
+use crate::config::{PipelineSettings, Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::route::Plan;
 use crate::source::schema::Wanted;
@@ -9,47 +9,53 @@ use crate::source::{SourceFailure, mongodb, mysql, postgres};
 
 pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, Halt> {
     for pipeline in &settings.pipelines {
-        let plan = Plan::compile(&pipeline.route).map_err(|error| Halt {
-            code: ExitCode::Usage,
-            what: format!("pipeline `{}`: {error}", pipeline.name),
-            remedy: String::new(),
-        })?;
         let mut printed = Ok(ExitCode::Done);
         let mut say = |line: &str| {
             if printed.is_ok() {
                 printed = print(format!("{line}\n").as_bytes());
             }
         };
-        match &pipeline.source {
-            SourceSettings::Postgres(source) => {
-                let payload = options.payload.of_postgres();
-                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
-                match options.dry_run {
-                    true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
-                    false => postgres::setup::init(&wanted, &mut say).await.map_err(halt)?,
-                }
-            }
-            SourceSettings::MySql(source) => {
-                let payload = options.payload.of_mysql();
-                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
-                match options.dry_run {
-                    true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
-                    false => mysql::setup::init(&wanted, &mut say).await.map_err(halt)?,
-                }
-            }
-            SourceSettings::Mongo(source) => {
-                // A document's fields have no types beforehand.
-                let payload = "";
-                let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
-                match options.dry_run {
-                    true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
-                    false => Box::pin(mongodb::setup::init(&wanted, &mut say)).await.map_err(halt)?,
-                }
-            }
-        }
+        Box::pin(make(pipeline, options, &mut say)).await?;
         printed?;
     }
     Ok(ExitCode::Done)
+}
+
+/// Makes what one pipeline stands on, saying a line for each thing.
+pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut dyn FnMut(&str)) -> Result<(), Halt> {
+    let plan = Plan::compile(&pipeline.route).map_err(|error| Halt {
+        code: ExitCode::Usage,
+        what: format!("pipeline `{}`: {error}", pipeline.name),
+        remedy: String::new(),
+    })?;
+    match &pipeline.source {
+        SourceSettings::Postgres(source) => {
+            let payload = options.payload.of_postgres();
+            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            match options.dry_run {
+                true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
+                false => postgres::setup::init(&wanted, say).await.map_err(halt)?,
+            }
+        }
+        SourceSettings::MySql(source) => {
+            let payload = options.payload.of_mysql();
+            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            match options.dry_run {
+                true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
+                false => mysql::setup::init(&wanted, say).await.map_err(halt)?,
+            }
+        }
+        SourceSettings::Mongo(source) => {
+            // A document's fields have no types beforehand.
+            let payload = "";
+            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            match options.dry_run {
+                true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
+                false => Box::pin(mongodb::setup::init(&wanted, say)).await.map_err(halt)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Here nobody waits for trouble to pass.
