@@ -14,6 +14,8 @@
 mod broker;
 mod installed;
 mod ledger;
+mod mongodb;
+mod mongodb_program;
 mod mysql;
 mod mysql_program;
 mod performance;
@@ -94,7 +96,7 @@ async fn show(args: &DemoArgs, broker: &Broker, stage: &Stage) -> Result<ExitCod
     stage.line(format_args!("  Kafka       {whose}{}, topic {}", broker.servers(), broker.topic()));
     let mut relay = RelayProcess::new(&shop, broker, &scratch)?;
     relay.start()?;
-    stage.during(&format!("Starting the relay, which makes {}", shop.made_by_relay()), relay.ready()).await?;
+    stage.during(&format!("Starting the relay, which {}", shop.relay_begins_with()), relay.ready()).await?;
     stage.line(format_args!("  Relay       process {}, http://{}/status", relay.pid(), relay.admin()));
     stage.line(stage.dim(format_args!("              $ {}", relay.command_line())));
 
@@ -148,12 +150,11 @@ fn sum_up(verdict: &Verdict, shop: &Shop, standing: &Standing, began: Instant, s
 /// Until Ctrl-C.
 async fn keep(performance: &mut Performance<'_>, shop: &Shop, broker: &Broker, stage: &Stage) -> Result<(), Halt> {
     stage.heading("Everything stays up until Ctrl-C");
-    let (client, arguments) = shop.client();
-    let password = format!("{}={}", shop.password_variable(), shop.password());
-    stage.line(format_args!("  {client:<7} {password} {client} {arguments}"));
+    let (client, command) = shop.client();
+    stage.line(format_args!("  {client:<7} {command}"));
     stage.line(format_args!("  Kafka   {}, topic {}", broker.servers(), broker.topic()));
     stage.line(format_args!("  admin   http://{}/status and /metrics", performance.admin()));
-    stage.line("  Try     INSERT INTO outbox (partition_key, payload) VALUES ('you', '{\"hello\": \"world\"}');");
+    stage.line(format_args!("  Try     {}", shop.to_try()));
     stage.line("  and see it arrive here:\n");
     performance.watch().await
 }

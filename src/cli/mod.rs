@@ -82,8 +82,10 @@ Examples:
   outboxd demo
   outboxd demo --source mysql --keep
   outboxd demo --source mariadb --server-program /opt/mariadb/bin/mariadbd
+  outboxd demo --source mongodb
 
-PostgreSQL is downloaded where there is none; MySQL or MariaDB must be installed.
+PostgreSQL is downloaded where there is none; MySQL, MariaDB or MongoDB must be
+installed.
 Everything runs in a temporary folder and on the loopback address.";
 
 #[derive(Debug, Subcommand)]
@@ -212,7 +214,7 @@ pub struct DemoArgs {
     /// Folder of PostgreSQL's programs, or `download` [default: found on PATH or in the usual places, else downloaded]
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
-    /// MySQL's or MariaDB's server, as /usr/sbin/mysqld [default: found on PATH or in the usual places]
+    /// MySQL's, MariaDB's or MongoDB's server, as /usr/sbin/mysqld [default: found on PATH or in the usual places]
     #[arg(long, value_name = "PATH")]
     pub server_program: Option<PathBuf>,
 }
@@ -222,6 +224,7 @@ pub enum DemoSource {
     Postgres,
     Mysql,
     Mariadb,
+    Mongodb,
 }
 
 /// The commands whose options are a layer of the configuration.

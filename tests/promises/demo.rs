@@ -23,10 +23,11 @@ impl Show {
     }
 
     /// With the servers that the tests run on: whether the machine has others is not asked.
-    fn begin_with_mysql(source: &str) -> Show {
+    fn begin_on(source: &str) -> Show {
         let program = match source {
             "mysql" => "OUTBOXD_TEST_MYSQLD",
-            _ => "OUTBOXD_TEST_MARIADBD",
+            "mariadb" => "OUTBOXD_TEST_MARIADBD",
+            _ => "OUTBOXD_TEST_MONGOD",
         };
         let program = std::env::var(program).unwrap_or_else(|_| panic!("{program} is not set: use tests/run"));
         Show::begin_with(&["--source", source, "--server-program", &program])
@@ -112,20 +113,29 @@ fn processes_of(folder: &Path) -> Vec<String> {
 
 #[test]
 fn demo_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
-    loses_nothing_and_leaves_nothing_behind(Show::begin(), "0 bytes behind");
+    loses_nothing_and_leaves_nothing_behind(Show::begin(), &[PARTLY, "0 bytes behind"]);
 }
 
 #[test]
 fn demo_on_mysql_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
-    loses_nothing_and_leaves_nothing_behind(Show::begin_with_mysql("mysql"), "0 transactions behind");
+    loses_nothing_and_leaves_nothing_behind(Show::begin_on("mysql"), &[PARTLY, "0 transactions behind"]);
 }
 
 #[test]
 fn demo_on_mariadb_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
-    loses_nothing_and_leaves_nothing_behind(Show::begin_with_mysql("mariadb"), "0 transactions behind");
+    loses_nothing_and_leaves_nothing_behind(Show::begin_on("mariadb"), &[PARTLY, "0 transactions behind"]);
 }
 
-fn loses_nothing_and_leaves_nothing_behind(mut show: Show, caught_up: &str) {
+#[test]
+fn demo_on_mongodb_kills_the_relay_loses_nothing_and_leaves_nothing_behind() {
+    // It has no savepoints.
+    loses_nothing_and_leaves_nothing_behind(Show::begin_on("mongodb"), &["0 transactions behind"]);
+}
+
+/// Said when a part of a transaction was rolled back.
+const PARTLY: &str = "ROLLBACK TO SAVEPOINT  order";
+
+fn loses_nothing_and_leaves_nothing_behind(mut show: Show, of_its_own: &[&str]) {
     let began = Instant::now();
     show.listen(None);
     let status = show.demo.wait().expect("the demo ends");
@@ -135,13 +145,11 @@ fn loses_nothing_and_leaves_nothing_behind(mut show: Show, caught_up: &str) {
         "is killed: kill -9",
         "the relay is started again",
         "ROLLBACK  order",
-        "ROLLBACK TO SAVEPOINT  order",
         "lost 0",
         "out of order 0",
         "arrived 0",
-        caught_up,
     ];
-    for words in expected {
+    for words in expected.iter().chain(of_its_own) {
         assert!(show.said.contains(words), "it does not say `{words}`:\n{}", show.said);
     }
     assert!(!show.said.contains('\x1b'), "no colours without a terminal");
@@ -188,13 +196,44 @@ fn demo_on_mysql_interrupted_or_killed_leaves_nothing_behind() {
         ("mysql", "COMMIT   order", Signal::SIGKILL),
         ("mariadb", "COMMIT   order", Signal::SIGINT),
     ] {
-        let mut show = Show::begin_with_mysql(source);
-        show.listen(Some(moment));
-        show.send(signal);
-        show.listen(None);
-        let status = show.demo.wait().expect("the demo ends");
-        assert_eq!(status.success(), signal != Signal::SIGKILL, "{status}\n{}", show.said);
-        show.assert_nothing_left();
+        interrupted_leaves_nothing_behind(Show::begin_on(source), moment, signal);
+    }
+}
+
+#[test]
+fn demo_on_mongodb_interrupted_or_killed_leaves_nothing_behind() {
+    for (moment, signal) in [
+        ("Starting MongoDB", Signal::SIGTERM),
+        ("Making a replica set", Signal::SIGKILL),
+        ("COMMIT   order", Signal::SIGKILL),
+        ("COMMIT   order", Signal::SIGINT),
+    ] {
+        interrupted_leaves_nothing_behind(Show::begin_on("mongodb"), moment, signal);
+    }
+}
+
+fn interrupted_leaves_nothing_behind(mut show: Show, moment: &str, signal: Signal) {
+    show.listen(Some(moment));
+    show.send(signal);
+    show.listen(None);
+    let status = show.demo.wait().expect("the demo ends");
+    assert_eq!(status.success(), signal != Signal::SIGKILL, "{status}\n{}", show.said);
+    show.assert_nothing_left();
+}
+
+#[test]
+fn demo_without_a_server_says_what_to_install() {
+    for (source, words) in [("mysql", "no MySQL 8.0"), ("mongodb", "no MongoDB 4.4")] {
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_outboxd"));
+        let demo =
+            demo.args(["demo", "--source", source]).env("PATH", "/usr/bin:/bin").output().expect("the demo runs");
+        let said = String::from_utf8_lossy(&demo.stderr);
+        // A machine that has one in a usual place shows it.
+        if demo.status.success() {
+            continue;
+        }
+        assert_eq!(demo.status.code(), Some(1), "{said}");
+        assert!(said.contains(words) && said.contains("install it"), "{source}: {said}");
     }
 }
 
@@ -205,7 +244,9 @@ fn demo_refuses_a_server_that_will_not_do() {
     for (arguments, code, words) in [
         (vec!["--source", "mysql", "--server-program", &missing], 2, "there is no such program"),
         (vec!["--source", "mariadb", "--server-program", "/bin/true"], 2, "does not tell its version"),
+        (vec!["--source", "mongodb", "--server-program", "/bin/true"], 2, "does not tell its version"),
         (vec!["--source", "mysql", "--postgres-bin", "/nowhere"], 2, "--server-program"),
+        (vec!["--source", "mongodb", "--postgres-bin", "/nowhere"], 2, "--server-program"),
         (vec!["--server-program", &missing], 2, "--postgres-bin"),
     ] {
         let demo = Command::new(env!("CARGO_BIN_EXE_outboxd")).arg("demo").args(&arguments).output();

@@ -129,9 +129,11 @@ impl MySql {
         &self.password
     }
 
+    /// The server's own client, and how it is told where to go.
     pub fn client(&self) -> (&'static str, String) {
+        let (client, port) = (self.flavor.name(), self.port);
         // By the name localhost, or none, the clients would take a socket, whatever the port.
-        (self.flavor.name(), format!("--host=127.0.0.1 --port={} --user=root {DATABASE}", self.port))
+        (client, format!("{client} --host=127.0.0.1 --port={port} --user=root {DATABASE}"))
     }
 
     /// The customers, each with no event yet.

@@ -95,6 +95,9 @@ impl<'a> Performance<'a> {
         let missed = count(waiting, "committed event");
         stage.heading(format_args!("{missed} wait in {}'s log: the relay is started again", shop.name()));
         self.relay.start()?;
+        if let Some(what) = shop.waited_for() {
+            stage.line(stage.dim(format_args!("  it waits for {what}")));
+        }
         let caught_up = self.play_until(|play| play.ledger.waiting_since_before(returned) == 0).await?;
         let now = Instant::now();
         self.ledger.outage_ended(now);

@@ -16,8 +16,8 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct RelayProcess {
     arguments: Vec<String>,
-    /// The variable that it is looked for in, and itself.
-    password: (&'static str, String),
+    /// What is not for the process list, and the variable that it is looked for in.
+    secret: (&'static str, String),
     folder: PathBuf,
     log: PathBuf,
     admin: String,
@@ -27,15 +27,16 @@ pub struct RelayProcess {
 impl RelayProcess {
     pub fn new(shop: &Shop, broker: &Broker, scratch: &Scratch) -> Result<RelayProcess, Halt> {
         let admin = format!("127.0.0.1:{}", free_port()?);
-        let mut arguments =
-            ["run", &shop.url(), "--brokers", broker.servers(), "--topic", broker.topic()].map(str::to_owned).to_vec();
+        let mut arguments = ["run", &shop.source(), "--brokers", broker.servers(), "--topic", broker.topic()]
+            .map(str::to_owned)
+            .to_vec();
         arguments.extend(["--admin", &admin, "--log-format", "text"].map(str::to_owned));
         if let Some(partitions) = broker.topic_to_create() {
             arguments.extend(["--create-topics".to_owned(), partitions.to_string()]);
         }
         Ok(RelayProcess {
             arguments,
-            password: (shop.password_variable(), shop.password().to_owned()),
+            secret: shop.secret(),
             folder: scratch.path().to_owned(),
             log: scratch.path().join("relay.log"),
             admin,
@@ -61,8 +62,7 @@ impl RelayProcess {
         let failed = |error: std::io::Error| unexpected(format!("cannot start the relay: {error}"));
         let (out, err) = log_file(&self.log)?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        // The password is not for the process list.
-        without_settings(&mut command).env(self.password.0, &self.password.1);
+        without_settings(&mut command).env(self.secret.0, &self.secret.1);
         command.args(&self.arguments).current_dir(&self.folder).stdin(Stdio::null()).stdout(out).stderr(err);
         self.running = Some(tie(&mut command, Signal::SIGKILL).spawn().map_err(failed)?);
         Ok(())

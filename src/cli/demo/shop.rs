@@ -1,6 +1,8 @@
 //! The shop's database, whichever it is: what the play needs of it, and the words in which it is spoken of.
 
 use super::ledger::Event;
+use super::mongodb::{self, MongoDb};
+use super::mongodb_program::Mongod;
 use super::mysql::{self, MySql};
 use super::mysql_program::ServerProgram;
 use super::postgres::{self, Postgres};
@@ -17,6 +19,7 @@ pub fn name(source: DemoSource) -> &'static str {
         DemoSource::Postgres => "PostgreSQL",
         DemoSource::Mysql => "MySQL",
         DemoSource::Mariadb => "MariaDB",
+        DemoSource::Mongodb => "MongoDB",
     }
 }
 
@@ -35,9 +38,13 @@ impl Standing {
     }
 }
 
+/// Where the relay finds an address that holds a password.
+const ADDRESS_VARIABLE: &str = "SHOP_URL";
+
 pub enum Shop {
     Postgres(Postgres),
     MySql(MySql),
+    MongoDb(MongoDb),
 }
 
 impl Shop {
@@ -48,21 +55,25 @@ impl Shop {
             what: format!("{flag} says nothing about {}", name(args.source)),
             remedy: format!("name its programs with {right}, or leave it out"),
         };
+        let named = args.server_program.as_deref();
         let flavor = match args.source {
-            DemoSource::Postgres if args.server_program.is_some() => {
+            DemoSource::Postgres if named.is_some() => {
                 return Err(misplaced("--server-program", "--postgres-bin"));
             }
             DemoSource::Postgres => {
                 let programs = Programs::find(args.postgres_bin.as_deref(), account, stage).await?;
                 return Ok(Shop::Postgres(Postgres::start(&programs, account, scratch, stage).await?));
             }
+            _ if args.postgres_bin.is_some() => return Err(misplaced("--postgres-bin", "--server-program")),
+            DemoSource::Mongodb => {
+                let program = Mongod::find(named, account)?;
+                let started = Box::pin(MongoDb::start(&program, account, scratch, stage)).await;
+                return Ok(Shop::MongoDb(started?));
+            }
             DemoSource::Mysql => Flavor::MySql,
             DemoSource::Mariadb => Flavor::MariaDb,
         };
-        if args.postgres_bin.is_some() {
-            return Err(misplaced("--postgres-bin", "--server-program"));
-        }
-        let program = ServerProgram::find(flavor, args.server_program.as_deref(), account)?;
+        let program = ServerProgram::find(flavor, named, account)?;
         Ok(Shop::MySql(MySql::start(&program, account, scratch, stage).await?))
     }
 
@@ -73,6 +84,7 @@ impl Shop {
                 Flavor::MySql => name(DemoSource::Mysql),
                 Flavor::MariaDb => name(DemoSource::Mariadb),
             },
+            Shop::MongoDb(_) => name(DemoSource::Mongodb),
         }
     }
 
@@ -80,6 +92,7 @@ impl Shop {
         match self {
             Shop::Postgres(postgres) => postgres.version(),
             Shop::MySql(mysql) => mysql.version(),
+            Shop::MongoDb(mongodb) => mongodb.version(),
         }
     }
 
@@ -88,36 +101,62 @@ impl Shop {
         match self {
             Shop::Postgres(postgres) => postgres.url(),
             Shop::MySql(mysql) => mysql.url(),
+            Shop::MongoDb(mongodb) => mongodb.url(),
         }
     }
 
-    pub fn password(&self) -> &str {
+    /// The address as the relay is told it.
+    pub fn source(&self) -> String {
         match self {
-            Shop::Postgres(postgres) => postgres.password(),
-            Shop::MySql(mysql) => mysql.password(),
+            Shop::Postgres(_) | Shop::MySql(_) => self.url(),
+            // Its driver looks for a password in the address alone.
+            Shop::MongoDb(_) => format!("env:{ADDRESS_VARIABLE}"),
         }
     }
 
-    /// Where the relay and the database's own client look for the password.
-    pub fn password_variable(&self) -> &'static str {
+    /// What is kept out of that, and the variable in which the relay looks for it.
+    pub fn secret(&self) -> (&'static str, String) {
         match self {
-            Shop::Postgres(_) => "PGPASSWORD",
-            Shop::MySql(_) => "MYSQL_PWD",
+            Shop::Postgres(postgres) => ("PGPASSWORD", postgres.password().to_owned()),
+            Shop::MySql(mysql) => ("MYSQL_PWD", mysql.password().to_owned()),
+            Shop::MongoDb(mongodb) => (ADDRESS_VARIABLE, mongodb.secret_url()),
         }
     }
 
-    /// The database's own client, and how it is told where to go.
+    /// The database's own client, and the command that starts it.
     pub fn client(&self) -> (&'static str, String) {
-        match self {
-            Shop::Postgres(postgres) => ("psql", postgres.url()),
+        let (client, command) = match self {
+            Shop::Postgres(postgres) => ("psql", format!("psql {}", postgres.url())),
             Shop::MySql(mysql) => mysql.client(),
+            Shop::MongoDb(mongodb) => return ("mongosh", format!("mongosh '{}'", mongodb.secret_url())),
+        };
+        let (variable, password) = self.secret();
+        (client, format!("{variable}={password} {command}"))
+    }
+
+    /// What to tell the client.
+    pub fn to_try(&self) -> &'static str {
+        match self {
+            Shop::Postgres(_) | Shop::MySql(_) => {
+                r#"INSERT INTO outbox (partition_key, payload) VALUES ('you', '{"hello": "world"}');"#
+            }
+            Shop::MongoDb(_) => r#"db.outbox.insertOne({partition_key: "you", payload: {hello: "world"}})"#,
         }
     }
 
-    pub fn made_by_relay(&self) -> &'static str {
+    pub fn relay_begins_with(&self) -> &'static str {
         match self {
-            Shop::Postgres(_) => "publication and slot",
-            Shop::MySql(_) => "the checkpoint",
+            Shop::Postgres(_) => "makes publication and slot",
+            Shop::MySql(_) => "makes the checkpoint",
+            Shop::MongoDb(_) => "takes the lease",
+        }
+    }
+
+    /// What a relay waits for that comes after one that was killed.
+    pub fn waited_for(&self) -> Option<&'static str> {
+        match self {
+            Shop::Postgres(_) | Shop::MySql(_) => None,
+            Shop::MongoDb(_) => Some("the killed one's lease, which ends five seconds after its last word"),
         }
     }
 
@@ -125,14 +164,14 @@ impl Shop {
     pub fn mark(&self) -> &'static str {
         match self {
             Shop::Postgres(_) => "slot",
-            Shop::MySql(_) => "position",
+            Shop::MySql(_) | Shop::MongoDb(_) => "position",
         }
     }
 
     pub fn behind(&self, standing: &Standing) -> String {
         let unit = match self {
             Shop::Postgres(_) => "byte",
-            Shop::MySql(_) => "transaction",
+            Shop::MySql(_) | Shop::MongoDb(_) => "transaction",
         };
         format!("{} behind", count(usize::try_from(standing.behind).unwrap_or(usize::MAX), unit))
     }
@@ -142,6 +181,7 @@ impl Shop {
         match self {
             Shop::Postgres(_) => None,
             Shop::MySql(_) => Some("not counting those that store it"),
+            Shop::MongoDb(_) => Some("not counting what stores it"),
         }
     }
 
@@ -149,6 +189,7 @@ impl Shop {
         match self {
             Shop::Postgres(postgres) => postgres.admit(customers).await,
             Shop::MySql(mysql) => mysql.admit(customers).await,
+            Shop::MongoDb(mongodb) => mongodb.admit(customers).await,
         }
     }
 
@@ -156,6 +197,7 @@ impl Shop {
         Ok(match self {
             Shop::Postgres(postgres) => Till::Postgres(postgres.till().await?),
             Shop::MySql(mysql) => Till::MySql(mysql.till().await?),
+            Shop::MongoDb(mongodb) => Till::MongoDb(Box::new(mongodb.till().await?)),
         })
     }
 
@@ -163,6 +205,7 @@ impl Shop {
         Ok(match self {
             Shop::Postgres(postgres) => Watch::Postgres(postgres.watch().await?),
             Shop::MySql(mysql) => Watch::MySql(mysql.watch().await?),
+            Shop::MongoDb(mongodb) => Watch::MongoDb(mongodb.watch()),
         })
     }
 }
@@ -171,15 +214,54 @@ impl Shop {
 pub enum Till {
     Postgres(postgres::Till),
     MySql(mysql::Till),
+    MongoDb(Box<mongodb::Till>),
 }
 
 impl Till {
-    /// BEGIN, COMMIT and their like, which every database spells the same.
-    pub async fn execute(&mut self, statement: &str) -> Result<(), Halt> {
+    pub async fn begin(&mut self) -> Result<(), Halt> {
         match self {
-            Till::Postgres(till) => till.execute(statement).await,
-            Till::MySql(till) => till.execute(statement).await,
+            Till::Postgres(till) => till.execute("BEGIN").await,
+            Till::MySql(till) => till.execute("BEGIN").await,
+            Till::MongoDb(till) => till.begin().await,
         }
+    }
+
+    pub async fn commit(&mut self) -> Result<(), Halt> {
+        match self {
+            Till::Postgres(till) => till.execute("COMMIT").await,
+            Till::MySql(till) => till.execute("COMMIT").await,
+            Till::MongoDb(till) => till.commit().await,
+        }
+    }
+
+    pub async fn roll_back(&mut self) -> Result<(), Halt> {
+        match self {
+            Till::Postgres(till) => till.execute("ROLLBACK").await,
+            Till::MySql(till) => till.execute("ROLLBACK").await,
+            Till::MongoDb(till) => till.roll_back().await,
+        }
+    }
+
+    /// Inserts an event and rolls back to a savepoint before it; `None` where there are no savepoints.
+    pub async fn think_better_of(&mut self, order: &Outcome, step: &str) -> Result<Option<Event>, Halt> {
+        const BEFORE: &str = "SAVEPOINT second_thoughts";
+        const BACK: &str = "ROLLBACK TO SAVEPOINT second_thoughts";
+        let event = match self {
+            Till::Postgres(till) => {
+                till.execute(BEFORE).await?;
+                let event = till.event(order, step).await?;
+                till.execute(BACK).await?;
+                event
+            }
+            Till::MySql(till) => {
+                till.execute(BEFORE).await?;
+                let event = till.event(order, step).await?;
+                till.execute(BACK).await?;
+                event
+            }
+            Till::MongoDb(_) => return Ok(None),
+        };
+        Ok(Some(event))
     }
 
     /// Inserts an order; its number.
@@ -187,6 +269,7 @@ impl Till {
         match self {
             Till::Postgres(till) => till.order(customer, item, amount).await,
             Till::MySql(till) => till.order(customer, item, amount).await,
+            Till::MongoDb(till) => till.order(customer, item, amount).await,
         }
     }
 
@@ -195,6 +278,7 @@ impl Till {
         match self {
             Till::Postgres(till) => till.event(order, step).await,
             Till::MySql(till) => till.event(order, step).await,
+            Till::MongoDb(till) => till.event(order, step).await,
         }
     }
 }
@@ -203,6 +287,7 @@ impl Till {
 pub enum Watch {
     Postgres(postgres::SlotWatch),
     MySql(mysql::CheckpointWatch),
+    MongoDb(mongodb::CheckpointWatch),
 }
 
 impl Watch {
@@ -210,6 +295,7 @@ impl Watch {
         match self {
             Watch::Postgres(watch) => watch.look().await,
             Watch::MySql(watch) => watch.look().await,
+            Watch::MongoDb(watch) => watch.look().await,
         }
     }
 }

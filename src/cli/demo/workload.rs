@@ -1,5 +1,5 @@
 //! A small shop: writers that place orders in real transactions, each with its events in the outbox. Some think better
-//! of it, of the whole transaction or of a part since a savepoint.
+//! of it, of the whole transaction or, where there are savepoints, of a part.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,7 +93,7 @@ impl Writer {
         let steps = (chance / 64 % STEPS.len() as u64) as usize + 1;
         let amount = (chance / 256 % 200) as i32 + 1;
         let till = &mut self.till;
-        till.execute("BEGIN").await?;
+        till.begin().await?;
         let order = till.order(customer, item, amount).await?;
         let mut outcome =
             Outcome { order, customer, item, committed: Vec::new(), rolled_back: Vec::new(), at: Instant::now() };
@@ -101,16 +101,14 @@ impl Writer {
             outcome.committed.push(till.event(&outcome, step).await?);
         }
         if turn.is_multiple_of(PARTLY_ROLLED_BACK) {
-            till.execute("SAVEPOINT second_thoughts").await?;
-            outcome.rolled_back.push(till.event(&outcome, "order.gift-wrapped").await?);
-            till.execute("ROLLBACK TO SAVEPOINT second_thoughts").await?;
+            outcome.rolled_back.extend(till.think_better_of(&outcome, "order.gift-wrapped").await?);
         }
         if turn.is_multiple_of(ROLLED_BACK) {
-            till.execute("ROLLBACK").await?;
+            till.roll_back().await?;
             let never = std::mem::take(&mut outcome.committed);
             outcome.rolled_back.extend(never);
         } else {
-            till.execute("COMMIT").await?;
+            till.commit().await?;
         }
         outcome.at = Instant::now();
         Ok(outcome)

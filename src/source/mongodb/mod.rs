@@ -11,16 +11,16 @@
 //! that says who runs the pipeline.
 
 mod change_stream;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod documents;
 pub mod extended_json;
 mod judge;
 mod keeper;
-mod lease;
+pub(crate) mod lease;
 pub mod preflight;
 mod reader;
-mod server;
-mod server_error;
+pub(crate) mod server;
+pub(crate) mod server_error;
 pub mod setup;
 mod snapshot;
 pub mod token;
