@@ -157,7 +157,7 @@ async fn a_place_before_transactions_without_gtids_is_refused() {
     let (file, offset) = place(&numbers).await;
     numbers.add(3).await;
     // In the file of the first, and in one of its own before the second.
-    for start in [format!("{first}:{begin}"), format!("{empty}:{head}")] {
+    for start in [format!("{first}:{begin}"), format!("{empty}:{head}"), "earliest".to_owned()] {
         ends(numbers.start(&["--start", &start]), 2, &["nonymous"]).await;
     }
     let relay = numbers.reading(&["--start", &format!("{file}:{offset}")]).await;

@@ -87,7 +87,12 @@ fn failure(error: WireError, entry: &Entry, place: &FilePos) -> SourceFailure {
     };
     // Where GTIDs are on, a server does not even show what was logged before they were.
     if message.to_ascii_lowercase().contains("anonymous") {
-        return refused(place, format!("cannot be had as GTIDs: {message}"));
+        return SourceFailure::Misconfigured {
+            what: format!("from {place} on the log cannot be read by GTID: {message}"),
+            remedy:
+                "start behind what has none, at GTIDs or at `now`; --snapshot existing delivers what the table holds"
+                    .to_owned(),
+        };
     }
     dump::refusal(*code, message, entry.replica).unwrap_or_else(|| error.classify(&entry.info.describe()))
 }

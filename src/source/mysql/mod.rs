@@ -374,7 +374,13 @@ async fn first_position(
 ) -> Result<BinlogPosition, SourceFailure> {
     let wanted = match &settings.start {
         Start::Now => return Ok(reach.end.clone()),
-        Start::Earliest => return Ok(reach.first.clone()),
+        Start::Earliest => {
+            if server.flavor == Flavor::MySql && server.has_gtids() {
+                // Asked by GTID, the server passes over what was logged before it counted them.
+                locate::gtids_at(info, server, reach, &reach.first.file).await?;
+            }
+            return Ok(reach.first.clone());
+        }
         Start::At(wanted) if wanted.gtids == Gtids::Off && server.has_gtids() => {
             locate::gtids_at(info, server, reach, &wanted.file).await?
         }
