@@ -16,7 +16,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::bson::{DateTime, Document, Timestamp, doc};
 use mongodb::error::{Error, TRANSIENT_TRANSACTION_ERROR};
 use mongodb::options::ReturnDocument;
 use mongodb::{Client, ClientSession, Collection, Database};
@@ -326,7 +326,7 @@ impl CheckpointWatch {
     /// transaction is one entry there, with its operations inside.
     async fn transactions(&self, from: ClusterTime) -> Result<u64, SourceFailure> {
         let outbox = format!("{DATABASE}.outbox");
-        let since = doc! { "$gte": mongodb::bson::Timestamp::from(from) };
+        let since = doc! { "$gte": Timestamp::from(from) };
         let its = doc! { "ts": since, "$or": [{ "ns": &outbox, "op": "i" }, { "o.applyOps.ns": &outbox }] };
         let log = self.0.client().database("local").collection::<Document>("oplog.rs");
         let doing = server_error::Doing::Reading("local.oplog.rs".to_owned());
