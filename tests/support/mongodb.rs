@@ -155,6 +155,15 @@ impl MongoDatabase {
         last.and_then(|last| last.get_timestamp("ts")).expect("the log has an end")
     }
 
+    /// The time of the last write to this database that is not the relay's own.
+    pub async fn last_write(&self) -> Timestamp {
+        let own = doc! { "$regex": format!("^{}[.](?!outboxd_checkpoint)", self.name) };
+        let written = doc! { "$or": [{ "ns": own.clone() }, { "o.applyOps.ns": own }] };
+        let log: Collection<Document> = self.client.database("local").collection("oplog.rs");
+        let found = log.find_one(written).sort(doc! { "$natural": -1 }).await.expect("the log is read");
+        found.and_then(|entry| entry.get_timestamp("ts").ok()).expect("something was written")
+    }
+
     /// What was committed by [`MongoWriter`]s, by key, in commit order.
     pub async fn expected(&self) -> Expected {
         let documents = self.sorted("outbox", doc! { "partition_key": 1, "seq": 1 }).await;
@@ -225,7 +234,21 @@ impl MongoWriter {
         while let Err(error) = self.try_commit(keys).await {
             let passing = error.contains_label(TRANSIENT_TRANSACTION_ERROR) && begin.elapsed() < PATIENCE;
             assert!(passing, "events are committed: {error}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// One transaction with an event of each key that comes to nothing, either way: it is aborted here, or already was
+    /// because another one was in its way.
+    pub async fn roll_back(&self, keys: &[&str]) {
+        self.begin().await;
+        for key in keys {
+            if let Err(error) = self.try_add(key).await {
+                assert!(error.contains_label(TRANSIENT_TRANSACTION_ERROR), "an event is added: {error}");
+                break;
+            }
+        }
+        let _ = self.session.lock().await.abort_transaction().await;
     }
 
     /// For a server that may be going away: whether the events were committed is what the collection says later.

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use mongodb::bson::doc;
+use outboxd::source::mongodb::token::{ClusterTime, ResumeToken};
 use outboxd::source::mysql::position::BinlogPosition;
 use outboxd::source::mysql::server;
 use outboxd::source::mysql::session::Session;
 use tokio::sync::Mutex;
 
 use super::{
-    Database, Expected, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMySql, PrivatePostgres, Relay, Server, Topic,
-    Writer, eventually, parse_lsn, show_lsn,
+    Database, Expected, MongoDatabase, MongoWriter, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMySql, PrivatePostgres,
+    Relay, Server, Topic, Writer, eventually, parse_lsn, show_lsn,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,7 @@ pub enum Source {
     OldestPostgres,
     MySql,
     MariaDb,
+    MongoDb,
 }
 
 impl Source {
@@ -28,6 +31,7 @@ impl Source {
             "oldest_postgres" => Source::OldestPostgres,
             "mysql" => Source::MySql,
             "mariadb" => Source::MariaDb,
+            "mongodb" => Source::MongoDb,
             _ => panic!("no source is called {name}"),
         }
     }
@@ -36,7 +40,9 @@ impl Source {
         match self {
             Source::MySql => MySqlFlavor::MySql,
             Source::MariaDb => MySqlFlavor::MariaDb,
-            Source::Postgres | Source::OldestPostgres => panic!("{self:?} is neither MySQL nor MariaDB"),
+            Source::Postgres | Source::OldestPostgres | Source::MongoDb => {
+                panic!("{self:?} is neither MySQL nor MariaDB")
+            }
         }
     }
 
@@ -93,6 +99,7 @@ impl PrivateServer {
 pub enum LogPosition {
     Lsn(u64),
     Binlog(BinlogPosition),
+    Cluster(ClusterTime),
 }
 
 impl LogPosition {
@@ -101,6 +108,7 @@ impl LogPosition {
         match (self, other) {
             (LogPosition::Lsn(here), LogPosition::Lsn(there)) => here >= there,
             (LogPosition::Binlog(here), LogPosition::Binlog(there)) => here.covers(there),
+            (LogPosition::Cluster(here), LogPosition::Cluster(there)) => here >= there,
             _ => panic!("{self} and {other} are of different logs"),
         }
     }
@@ -111,6 +119,7 @@ impl std::fmt::Display for LogPosition {
         match self {
             LogPosition::Lsn(lsn) => f.write_str(&show_lsn(*lsn)),
             LogPosition::Binlog(position) => position.fmt(f),
+            LogPosition::Cluster(time) => time.fmt(f),
         }
     }
 }
@@ -124,6 +133,7 @@ pub struct Outbox {
 enum Kind {
     Postgres(Database),
     MySql(MySqlDatabase),
+    MongoDb(MongoDatabase),
 }
 
 impl Outbox {
@@ -133,15 +143,19 @@ impl Outbox {
             Source::Postgres => Kind::Postgres(Database::with_outbox(Server::Newest).await),
             Source::OldestPostgres => Kind::Postgres(Database::with_outbox(Server::Oldest).await),
             Source::MySql | Source::MariaDb => Kind::MySql(MySqlDatabase::with_outbox(source.flavor()).await),
+            Source::MongoDb => Kind::MongoDb(MongoDatabase::with_outbox().await),
         };
         Self::with_busy(source, database).await
     }
 
     /// On a private server.
     pub async fn create_at(source: Source, server_url: &str) -> Self {
-        let database = match source.is_postgres() {
-            true => Kind::Postgres(Database::with_outbox_at(server_url).await),
-            false => Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await),
+        let database = match source {
+            Source::Postgres | Source::OldestPostgres => {
+                Kind::Postgres(Database::with_outbox_at(server_url).await)
+            }
+            Source::MySql | Source::MariaDb => Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await),
+            Source::MongoDb => Kind::MongoDb(MongoDatabase::with_outbox_at(server_url).await),
         };
         Self::with_busy(source, database).await
     }
@@ -161,7 +175,10 @@ impl Outbox {
 
     async fn with_busy(source: Source, database: Kind) -> Self {
         let outbox = Outbox { source, database };
-        outbox.execute("CREATE TABLE busy (number BIGINT)").await;
+        match &outbox.database {
+            Kind::MongoDb(database) => drop(database.run(doc! { "create": "busy" }).await),
+            _ => outbox.execute("CREATE TABLE busy (number BIGINT)").await,
+        }
         outbox
     }
 
@@ -169,14 +186,24 @@ impl Outbox {
         match &self.database {
             Kind::Postgres(database) => database.url(),
             Kind::MySql(database) => database.url(),
+            Kind::MongoDb(database) => database.url(),
         }
     }
 
-    /// Runs one statement.
+    /// The documents' database.
+    pub fn mongodb(&self) -> &MongoDatabase {
+        match &self.database {
+            Kind::MongoDb(database) => database,
+            _ => panic!("{:?} has no documents", self.source),
+        }
+    }
+
+    /// Runs one statement of SQL.
     pub async fn execute(&self, statement: &str) {
         match &self.database {
             Kind::Postgres(database) => database.execute(statement).await,
             Kind::MySql(database) => database.execute(statement).await,
+            Kind::MongoDb(_) => panic!("MongoDB does not understand {statement}"),
         }
     }
 
@@ -205,12 +232,18 @@ impl Outbox {
         match &self.database {
             Kind::Postgres(database) => database.text(query).await,
             Kind::MySql(database) => database.text(query).await,
+            Kind::MongoDb(_) => panic!("MongoDB does not understand {query}"),
         }
     }
 
     /// Commits something that is no event.
     pub async fn be_busy(&self) {
-        self.execute("INSERT INTO busy VALUES (1)").await;
+        match &self.database {
+            Kind::MongoDb(database) => {
+                database.collection("busy").insert_one(doc! { "number": 1 }).await.expect("a document is added");
+            }
+            _ => self.execute("INSERT INTO busy VALUES (1)").await,
+        }
     }
 
     pub async fn writer(&self) -> OutboxWriter {
@@ -223,10 +256,11 @@ impl Outbox {
                 session.execute(isolation).await.expect("the isolation level is set");
                 OutboxWriter::MySql(Box::new(Mutex::new(session)))
             }
+            Kind::MongoDb(database) => OutboxWriter::MongoDb(Box::new(database.writer().await)),
         }
     }
 
-    /// The end of the log as it is now.
+    /// The end of the log as it is now; with MongoDB, whose relay writes every second, of what others have written.
     pub async fn end_of_log(&self) -> LogPosition {
         match &self.database {
             Kind::Postgres(database) => LogPosition::Lsn(database.wal_position().await),
@@ -235,6 +269,7 @@ impl Outbox {
                 let server = server::Server::ask(&mut session).await.expect("the server tells of itself");
                 LogPosition::Binlog(server.end(&mut session).await.expect("the log has an end"))
             }
+            Kind::MongoDb(database) => LogPosition::Cluster(database.last_write().await.into()),
         }
     }
 
@@ -245,6 +280,11 @@ impl Outbox {
             Kind::MySql(database) => {
                 let text = database.checkpoint().await?;
                 Some(LogPosition::Binlog(text.parse().unwrap_or_else(|error| panic!("{error}"))))
+            }
+            Kind::MongoDb(database) => {
+                let document = database.checkpoint().await?;
+                let token: ResumeToken = document.get_str("position").ok()?.parse().expect("a resume token is stored");
+                Some(LogPosition::Cluster(token.time()))
             }
         }
     }
@@ -287,6 +327,7 @@ impl Outbox {
                 let rows = database.rows(query).await;
                 Expected::of_rows(rows.iter().map(|row| (row.string(0), row.string(1))))
             }
+            Kind::MongoDb(database) => database.expected().await,
         }
     }
 
@@ -306,11 +347,14 @@ impl Outbox {
 pub enum OutboxWriter {
     Postgres(Writer),
     MySql(Box<Mutex<Session>>),
+    MongoDb(Box<MongoWriter>),
 }
 
 impl OutboxWriter {
+    /// Runs one statement of SQL.
     pub async fn run(&self, statement: &str) {
         match self {
+            OutboxWriter::MongoDb(_) => panic!("MongoDB does not understand {statement}"),
             OutboxWriter::Postgres(writer) => writer.run(statement).await,
             OutboxWriter::MySql(session) => {
                 let ran = session.lock().await.execute(statement).await;
@@ -334,11 +378,15 @@ impl OutboxWriter {
                 );
                 self.run(&add).await;
             }
+            OutboxWriter::MongoDb(writer) => writer.add(key).await,
         }
     }
 
     /// One transaction with an event of each key.
     pub async fn commit(&self, keys: &[&str]) {
+        if let OutboxWriter::MongoDb(writer) = self {
+            return writer.commit(keys).await;
+        }
         self.run("BEGIN").await;
         for key in keys {
             self.add(key).await;
