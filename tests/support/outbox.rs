@@ -10,8 +10,8 @@ use outboxd::source::mysql::session::Session;
 use tokio::sync::Mutex;
 
 use super::{
-    Database, Expected, MongoDatabase, MongoWriter, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMySql, PrivatePostgres,
-    Relay, Server, Topic, Writer, eventually, parse_lsn, show_lsn,
+    Database, Expected, MongoDatabase, MongoWriter, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMongo, PrivateMySql,
+    PrivatePostgres, Relay, Server, Topic, Writer, eventually, parse_lsn, show_lsn,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,7 @@ impl Source {
 pub enum PrivateServer {
     Postgres(PrivatePostgres),
     MySql(PrivateMySql),
+    MongoDb(PrivateMongo),
 }
 
 impl PrivateServer {
@@ -83,6 +84,7 @@ impl PrivateServer {
             Source::Postgres => PrivateServer::Postgres(PrivatePostgres::start(&[]).await),
             Source::OldestPostgres => panic!("only the newest PostgreSQL has private servers"),
             Source::MySql | Source::MariaDb => PrivateServer::MySql(PrivateMySql::start(source.flavor(), &[]).await),
+            Source::MongoDb => PrivateServer::MongoDb(PrivateMongo::start(1, &[]).await),
         }
     }
 
@@ -90,6 +92,7 @@ impl PrivateServer {
         match self {
             PrivateServer::Postgres(server) => server.url(),
             PrivateServer::MySql(server) => server.url(),
+            PrivateServer::MongoDb(server) => server.url(),
         }
     }
 }
@@ -216,6 +219,7 @@ impl Outbox {
                     database.execute(statement).await;
                 }
             }
+            Kind::MongoDb(_) => panic!("MongoDB does not understand {statements:?}"),
         }
     }
 

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use crate::support::{LogPosition, MIB, Outbox, PATIENCE, PrivateMySql, Record, Relay, Source, Topic, TopicReader};
+use mongodb::bson::doc;
+
+use crate::support::{
+    LogPosition, MIB, Outbox, PATIENCE, PrivateMongo, PrivateMySql, Record, Relay, Source, Topic, TopicReader,
+};
 
 /// What the relay may hold, in bytes.
 const LARGEST: u64 = 100 * MIB;
@@ -19,6 +23,32 @@ async fn million_row_transaction_is_delivered_in_a_hundred_mebibytes(source: Sou
     let end = outbox.end_of_log().await;
     let right = |record: &Record| record.value.as_ref().is_some_and(|value| value.len() == 200);
     arrive_in(&mut topic.reader(), ROWS, right).await;
+    outbox.until_confirmed(&end, Duration::from_secs(30)).await;
+    within_bounds(relay).await;
+}
+
+promised!(large_transaction_and_backlog_of_documents_are_delivered_in_a_hundred_mebibytes to mongodb);
+
+/// MongoDB keeps a transaction in its cache until it is committed, so there is none of a million documents. After it comes
+/// what was committed by itself while nobody read.
+async fn large_transaction_and_backlog_of_documents_are_delivered_in_a_hundred_mebibytes(source: Source) {
+    const TOGETHER: usize = 50_000;
+    const ALL: usize = 250_000;
+    let server = PrivateMongo::start(1, &["--setParameter=transactionLifetimeLimitSeconds=600"]).await;
+    let outbox = Outbox::create_at(source, &server.url()).await;
+    let topic = Topic::create(4).await;
+    outbox.streaming(&topic, &[]).await.stop().await;
+    let payload = "0123456789".repeat(20);
+    let document = |number: usize| {
+        doc! { "_id": number as i64, "partition_key": format!("key-{}", number % KEYS), "payload": &payload }
+    };
+    outbox.mongodb().insert_together((0..TOGETHER).map(document)).await;
+    for first in (TOGETHER..ALL).step_by(10_000) {
+        outbox.mongodb().insert_many((first..first + 10_000).map(document)).await;
+    }
+    let end = outbox.end_of_log().await;
+    let relay = outbox.relay(&topic, &[]);
+    arrive_in(&mut topic.reader(), ALL, |record| record.value.as_ref() == Some(&payload)).await;
     outbox.until_confirmed(&end, Duration::from_secs(30)).await;
     within_bounds(relay).await;
 }

@@ -11,7 +11,7 @@ const FOLLOWS_WITHIN: Duration = Duration::from_secs(30);
 /// Longer than the ten seconds (with MySQL five) between checkpoints that nothing is urgent in.
 const SETTLES_WITHIN: Duration = Duration::from_secs(12);
 
-promised!(idle_outbox_in_a_busy_database_advances to postgres, oldest_postgres, mysql, mariadb);
+promised!(idle_outbox_in_a_busy_database_advances to postgres, oldest_postgres, mysql, mariadb, mongodb);
 
 async fn idle_outbox_in_a_busy_database_advances(source: Source) {
     let outbox = Outbox::create(source).await;

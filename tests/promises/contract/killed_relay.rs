@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::support::{Dice, Outbox, OutboxWriter, PATIENCE, Source, Topic};
+use crate::support::{Dice, MongoWriter, Outbox, OutboxWriter, PATIENCE, Source, Topic};
 
 const KEYS: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
 const WRITERS: u64 = 4;
 const KILLS: u64 = 11;
 
-promised!(killed_relay_loses_nothing_and_keeps_the_order_of_each_key to postgres, mysql, mariadb);
+promised!(killed_relay_loses_nothing_and_keeps_the_order_of_each_key to postgres, mysql, mariadb, mongodb);
 
 async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Source) {
     let outbox = Outbox::create(source).await;
@@ -60,6 +60,9 @@ async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Sour
 
 /// One to twenty events of some keys; one in five is rolled back, in another one a part.
 async fn transaction(writer: &OutboxWriter, dice: &mut Dice) {
+    if let OutboxWriter::MongoDb(writer) = writer {
+        return transaction_without_parts(writer, dice).await;
+    }
     let rolled_back = dice.roll(5) == 0;
     let with_savepoint = dice.roll(5) == 0;
     writer.run("BEGIN").await;
@@ -74,4 +77,13 @@ async fn transaction(writer: &OutboxWriter, dice: &mut Dice) {
         }
     }
     writer.run(if rolled_back { "ROLLBACK" } else { "COMMIT" }).await;
+}
+
+async fn transaction_without_parts(writer: &MongoWriter, dice: &mut Dice) {
+    let rolled_back = dice.roll(5) == 0;
+    let keys: Vec<&str> = KEYS.into_iter().flat_map(|key| vec![key; dice.roll(4) as usize]).collect();
+    match rolled_back {
+        true => writer.roll_back(&keys).await,
+        false => writer.commit(&keys).await,
+    }
 }

@@ -4,11 +4,20 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Outbox, PATIENCE, Source, Topic};
 
-const TAKES_OVER_WITHIN: Duration = Duration::from_secs(5);
-
 promised!(standby_delivers_within_five_seconds_of_the_leaders_kill to postgres, mysql, mariadb);
 
 async fn standby_delivers_within_five_seconds_of_the_leaders_kill(source: Source) {
+    standby_delivers(source, Duration::from_secs(5)).await;
+}
+
+promised!(standby_delivers_within_eight_seconds_of_the_leaders_kill to mongodb);
+
+/// There the leader has a lease of five seconds, instead of a connection whose end the server sees.
+async fn standby_delivers_within_eight_seconds_of_the_leaders_kill(source: Source) {
+    standby_delivers(source, Duration::from_secs(8)).await;
+}
+
+async fn standby_delivers(source: Source, within: Duration) {
     let outbox = Outbox::create(source).await;
     let topic = Topic::create(3).await;
     let writer = outbox.writer().await;
@@ -30,7 +39,7 @@ async fn standby_delivers_within_five_seconds_of_the_leaders_kill(source: Source
     let mut records = found.await;
     let took = killed.elapsed();
     println!("taken over after {took:?}");
-    assert!(took < TAKES_OVER_WITHIN, "the standby delivered after {took:?}");
+    assert!(took < within, "the standby delivered after {took:?}");
     records.retain(|record| record.key.as_deref() == Some("after"));
     assert_eq!(records.len(), 1);
     assert_eq!(standby.status().await["leader"], true);
@@ -38,7 +47,7 @@ async fn standby_delivers_within_five_seconds_of_the_leaders_kill(source: Source
     standby.stop().await;
 }
 
-promised!(second_instance_without_standby_exits_7 to postgres, mysql, mariadb);
+promised!(second_instance_without_standby_exits_7 to postgres, mysql, mariadb, mongodb);
 
 async fn second_instance_without_standby_exits_7(source: Source) {
     let outbox = Outbox::create(source).await;

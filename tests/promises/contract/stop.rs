@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{Outbox, PATIENCE, Source, Topic, eventually};
 
-promised!(a_stopped_relay_drains_and_repeats_nothing to postgres, mysql, mariadb);
+promised!(a_stopped_relay_drains_and_repeats_nothing to postgres, mysql, mariadb, mongodb);
 
 async fn a_stopped_relay_drains_and_repeats_nothing(source: Source) {
     let outbox = Outbox::create(source).await;

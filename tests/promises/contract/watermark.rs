@@ -9,7 +9,7 @@ use crate::support::{Outbox, PATIENCE, PrivateKafka, Source, Topic, eventually};
 /// led by a broker that does not answer, then by none.
 const FROZEN_FOR: Duration = Duration::from_secs(15);
 
-promised!(position_never_passes_an_unacknowledged_commit to postgres, mysql, mariadb);
+promised!(position_never_passes_an_unacknowledged_commit to postgres, mysql, mariadb, mongodb);
 
 async fn position_never_passes_an_unacknowledged_commit(source: Source) {
     let kafka = PrivateKafka::start(2).await;
