@@ -152,7 +152,8 @@ impl StreamPosition {
     /// Whether everything up to the other position was delivered by whoever stands here.
     pub fn covers(&self, other: &Self) -> bool {
         match (&self.token, &other.token) {
-            (Some(here), Some(there)) if !other.whole => there <= here,
+            // A token that was stored and read again no longer knows whether it was whole.
+            (Some(here), Some(there)) if !other.whole || here == there => there <= here,
             _ => (self.time, self.whole) >= (other.time, other.whole),
         }
     }
@@ -206,6 +207,13 @@ mod tests {
     fn a_position_covers_what_sorts_before_it() {
         assert!(position(LATER).covers(&position(EARLIER)) && !position(EARLIER).covers(&position(LATER)));
         assert!(position(EARLIER).covers(&position(EARLIER)));
+    }
+
+    #[test]
+    fn a_position_covers_itself_after_it_was_stored() {
+        let idle = StreamPosition { whole: true, ..position(EARLIER) };
+        assert!(position(EARLIER).covers(&idle));
+        assert!(!position("8263B3F6A4000000012B0229296E04").covers(&idle));
     }
 
     #[test]
