@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mongodb::bson::{Document, Uuid, doc};
-use mongodb::options::{ReturnDocument, WriteConcern};
+use mongodb::options::{CollectionOptions, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern};
 use mongodb::{Collection, Database};
 
 use super::server_error::{self, Doing, code};
@@ -79,7 +79,10 @@ pub struct Taken {
 }
 
 fn documents(database: &Database) -> Collection<Document> {
-    database.collection(COLLECTION)
+    // Whatever the URL's read preference is: a lease that was taken a moment ago must be seen.
+    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+    let options = CollectionOptions::builder().selection_criteria(primary).build();
+    database.collection_with_options(COLLECTION, options)
 }
 
 fn majority() -> WriteConcern {
