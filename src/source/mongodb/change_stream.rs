@@ -169,6 +169,10 @@ impl Watch {
 
     /// The position at which a stream that is entered there would begin.
     pub async fn position(&self, entry: &Entry) -> Result<ResumeToken, SourceFailure> {
+        if !matches!(entry, Entry::Now) {
+            // Asked for no event, the server does not look whether it still has what follows.
+            drop(self.cursor(entry, 1).await?);
+        }
         let cursor = self.cursor(entry, 0).await?;
         let mut stream = ChangeStream { asked: Some(ask(cursor)), doing: Doing::Watching(self.scope.to_string()) };
         let first = stream.next(AWAIT * 30).await?;
