@@ -209,8 +209,13 @@ pub async fn open(
             end: start.clone(),
         })
     });
+    // Where a time is entered, the token is not of this stream: it must not be stored as if it were.
+    let entered = match entry {
+        Entry::At(_) => StreamPosition { token: None, ..start.clone() },
+        _ => start.clone(),
+    };
     // Nothing is confirmed before the snapshot is delivered.
-    let reported = if pending { StreamPosition::nothing() } else { start.clone() };
+    let reported = if pending { StreamPosition::nothing() } else { entered.clone() };
     let (confirmed, watched) = watch::channel(reported.clone());
     let (finish_keeper, finished) = oneshot::channel();
     let validity = taken.lease.validity.clone();
@@ -236,10 +241,7 @@ pub async fn open(
         watch,
         // While a snapshot is read nobody asks for more, and the server forgets a cursor after ten minutes.
         stream: (!pending).then_some(stream),
-        position: match entry {
-            Entry::At(_) => StreamPosition { token: None, ..start.clone() },
-            _ => start.clone(),
-        },
+        position: entered,
         documents,
         width: projection.width(),
         snapshot,
