@@ -204,6 +204,7 @@ pub async fn open(
             client: connection.client.clone(),
             scope: watch.scope.clone(),
             criteria: watch.criteria.clone(),
+            point_in_time: server.reads_at_a_point_in_time(),
             order: snapshot::order_of(projection),
             from: start.time,
             end: start.clone(),

@@ -90,6 +90,11 @@ impl Server {
         }
     }
 
+    /// It can read a collection as it was at one time, outside of transactions.
+    pub fn reads_at_a_point_in_time(&self) -> bool {
+        self.version.first().is_some_and(|major| *major >= 5)
+    }
+
     pub fn is_old(&self) -> bool {
         self.version.as_slice() < [4, 4].as_slice()
     }

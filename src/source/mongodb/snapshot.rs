@@ -3,6 +3,9 @@
 //! The stream's position is taken first, and the documents are read as they are at that cluster time or later, so every
 //! document is in the snapshot or in the stream after it. What is committed between the two is delivered twice. After a
 //! crash a fresh snapshot is read, and the stream from the same place as before.
+//!
+//! All are read as they were at one time: of two commits during the reading the later one must not be met alone. A
+//! server keeps a time for five minutes only, so they are sorted without an index, for which it reads all of them first.
 
 use futures_util::StreamExt as _;
 use mongodb::Client;
@@ -25,6 +28,8 @@ pub struct Wanted {
     pub client: Client,
     pub scope: Scope,
     pub criteria: Option<SelectionCriteria>,
+    /// Servers before 5.0 cannot; there, what is committed during the reading may be met out of order.
+    pub point_in_time: bool,
     /// The layout's timestamp, which orders the documents.
     pub order: Option<String>,
     /// Everything up to this time is in the snapshot.
@@ -107,14 +112,16 @@ impl Wanted {
         }
         sort.insert("_id", 1);
         let time = Timestamp::from(self.from);
+        let level = if self.point_in_time { "snapshot" } else { "majority" };
         let command = doc! {
             "find": collection,
             "sort": sort,
+            "hint": { "$natural": 1 },
             "batchSize": BATCH,
             "allowDiskUse": true,
             // While the broker is away nothing is asked for, and the server must not forget.
             "noCursorTimeout": true,
-            "readConcern": { "level": "majority", "afterClusterTime": time },
+            "readConcern": { "level": level, "afterClusterTime": time },
         };
         let database_of = self.client.database(database);
         let mut asked = database_of.run_cursor_command(command).batch_size(BATCH);
