@@ -157,7 +157,7 @@ pub async fn open(
 
     let known = match &stored {
         Some(stored) => Some(known_position(stored, &identity, memory)?),
-        None => None,
+        None => remembered_position(pipeline, memory),
     };
     let pending = match &stored {
         Some(stored) => stored.snapshot == SnapshotState::Pending,
@@ -167,6 +167,9 @@ pub async fn open(
         Some(known) => known,
         None => StreamPosition::after(first_position(settings, &watch).await?),
     };
+    if !pending {
+        memory.remembered().confirmed.get_or_insert_with(|| start.clone());
+    }
     let lost = judge::Loss { pipeline: pipeline.to_owned() };
     let entry = entry(&start, stored.as_ref(), &watch.scope);
     // Opened before anything is stored or delivered, so that a lost position is known at once.
@@ -279,6 +282,17 @@ fn known_position(stored: &Checkpoint, identity: &str, memory: &Memory) -> Resul
         Some(newer) if newer.token.is_some() && newer.covers(&found) => StreamPosition { eventful: 1, ..newer.clone() },
         _ => found,
     })
+}
+
+/// Where this process was, when somebody has removed the checkpoint under it: to begin anew would lose what came since.
+fn remembered_position(pipeline: &str, memory: &Memory) -> Option<StreamPosition> {
+    let confirmed = memory.remembered().confirmed.clone().filter(|confirmed| confirmed.token.is_some())?;
+    tracing::warn!(
+        pipeline,
+        after = %judge::when(confirmed.time),
+        "the checkpoint is gone: going on from what this process confirmed last"
+    );
+    Some(confirmed)
 }
 
 /// How the stream is entered at a known position. A token of an event is found again only where the same is watched;
