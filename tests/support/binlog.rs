@@ -53,25 +53,17 @@ impl Numbers {
 
     /// These numbers come next, in this order, and nothing between them.
     pub async fn arrive(&mut self, numbers: &[u32]) {
-        let records = self.reader.take(numbers.len()).await;
-        assert_eq!(values(&records), texts(numbers));
+        self.reader.arrive(numbers).await;
     }
 
     /// All of these come, some maybe more than once, and nothing else but what may come again.
     pub async fn arrive_at_least_once(&mut self, numbers: &[u32], again: &[u32]) {
-        let (wanted, again) = (texts(numbers), texts(again));
-        let all = |records: &[Record]| wanted.iter().all(|number| values(records).contains(number));
-        let mut records = self.reader.until(PATIENCE, &format!("{wanted:?} arrive"), all).await;
-        records.extend(self.reader.rest().await);
-        let known = |value: &String| wanted.contains(value) || again.contains(value);
-        let strange: Vec<_> = values(&records).into_iter().filter(|value| !known(value)).collect();
-        assert!(strange.is_empty(), "{strange:?} arrived too");
+        self.reader.arrive_at_least_once(numbers, again).await;
     }
 
     /// Nothing is in the topic that was not read.
     pub async fn nothing_more(&mut self) {
-        let rest = values(&self.reader.rest().await);
-        assert!(rest.is_empty(), "{rest:?} arrived too");
+        self.reader.nothing_more().await;
     }
 
     /// Waits until the stored position is as it should be.
@@ -82,6 +74,32 @@ impl Numbers {
     /// Waits until the stored position is another one.
     pub async fn until_stored_after(&self, before: &str) -> String {
         self.until_stored("the checkpoint moves", |stored| stored != before).await
+    }
+}
+
+/// Of events whose payloads are numbers.
+impl TopicReader {
+    /// These numbers come next, in this order, and nothing between them.
+    pub async fn arrive(&mut self, numbers: &[u32]) {
+        let records = self.take(numbers.len()).await;
+        assert_eq!(values(&records), texts(numbers));
+    }
+
+    /// All of these come, some maybe more than once, and nothing else but what may come again.
+    pub async fn arrive_at_least_once(&mut self, numbers: &[u32], again: &[u32]) {
+        let (wanted, again) = (texts(numbers), texts(again));
+        let all = |records: &[Record]| wanted.iter().all(|number| values(records).contains(number));
+        let mut records = self.until(PATIENCE, &format!("{wanted:?} arrive"), all).await;
+        records.extend(self.rest().await);
+        let known = |value: &String| wanted.contains(value) || again.contains(value);
+        let strange: Vec<_> = values(&records).into_iter().filter(|value| !known(value)).collect();
+        assert!(strange.is_empty(), "{strange:?} arrived too");
+    }
+
+    /// Nothing is in the topic that was not read.
+    pub async fn nothing_more(&mut self) {
+        let rest = values(&self.rest().await);
+        assert!(rest.is_empty(), "{rest:?} arrived too");
     }
 }
 

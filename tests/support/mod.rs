@@ -8,6 +8,7 @@ mod binlog;
 mod command;
 mod database;
 mod delivery;
+mod documents;
 mod kafka;
 mod mongodb;
 mod mysql;
@@ -24,6 +25,7 @@ pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_
 pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
+pub use documents::{Documents, numbered};
 pub use kafka::PrivateKafka;
 pub use mysql::{MySqlDatabase, MySqlFlavor, PrivateMySql, mysql_session};
 pub use outbox::{LogPosition, Outbox, OutboxWriter, PrivateServer, Source};

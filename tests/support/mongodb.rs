@@ -95,9 +95,14 @@ impl MongoDatabase {
     /// as theirs. The user goes with the database.
     pub async fn create_user(&self, user: &str, roles: Vec<Bson>) -> String {
         self.run(doc! { "createUser": user, "pwd": "secret", "roles": roles }).await;
+        self.url_of(user, "secret")
+    }
+
+    /// The address of this database as that of one of its users.
+    pub fn url_of(&self, user: &str, password: &str) -> String {
         let (_, rest) = self.server_url.split_once('@').expect("the server wants a login");
         let address = rest.replace("authSource=admin", &format!("authSource={}", self.name));
-        self.of(&format!("mongodb://{user}:secret@{address}"))
+        self.of(&format!("mongodb://{user}:{password}@{address}"))
     }
 
     /// Adds a document to the outbox.
@@ -186,6 +191,7 @@ impl Drop for MongoDatabase {
                 if let Ok(client) = Client::with_options(options) {
                     let database = client.database(&name);
                     let _ = database.run_command(doc! { "dropAllUsersFromDatabase": 1 }).await;
+                    let _ = database.run_command(doc! { "dropAllRolesFromDatabase": 1 }).await;
                     let _ = database.drop().await;
                 }
             }

@@ -18,6 +18,8 @@ const SET: &str = "rs0";
 /// Nobody need log in. Members are numbered from 0. Killed, and their folder removed, when dropped.
 pub struct PrivateMongo {
     folder: tempfile::TempDir,
+    /// No replica set at all.
+    lone: bool,
     options: Vec<String>,
     members: Vec<Member>,
 }
@@ -39,12 +41,9 @@ impl PrivateMongo {
     pub async fn start(members: usize, options: &[&str]) -> Self {
         let folder = tempfile::Builder::new().prefix("outboxd-mo-").tempdir_in("/tmp").expect("a folder for the data");
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut set = PrivateMongo { folder, options, members: Vec::new() };
-        for number in 0..members {
-            let port = free_port();
-            set.members.push(Member { port, client: alone(port).await, child: None, frozen: false });
-            std::fs::create_dir(set.data(number)).expect("a folder for the data");
-            set.spawn(number);
+        let mut set = PrivateMongo { folder, lone: false, options, members: Vec::new() };
+        for _ in 0..members {
+            set.add().await;
         }
         for number in 0..members {
             set.until_answers(number).await;
@@ -67,10 +66,27 @@ impl PrivateMongo {
         set
     }
 
+    /// One server that is no member of a replica set.
+    pub async fn lone() -> Self {
+        let folder = tempfile::Builder::new().prefix("outboxd-mo-").tempdir_in("/tmp").expect("a folder for the data");
+        let mut server = PrivateMongo { folder, lone: true, options: Vec::new(), members: Vec::new() };
+        server.add().await;
+        server.until_answers(0).await;
+        server
+    }
+
+    async fn add(&mut self) {
+        let (number, port) = (self.members.len(), free_port());
+        self.members.push(Member { port, client: alone(port).await, child: None, frozen: false });
+        std::fs::create_dir(self.data(number)).expect("a folder for the data");
+        self.spawn(number);
+    }
+
     /// Of all members, without a database.
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self.members.iter().map(|member| format!("127.0.0.1:{}", member.port)).collect();
-        format!("mongodb://{}/?replicaSet={SET}", hosts.join(","))
+        let option = if self.lone { "directConnection=true".to_owned() } else { format!("replicaSet={SET}") };
+        format!("mongodb://{}/?{option}", hosts.join(","))
     }
 
     pub fn port(&self, member: usize) -> u16 {
@@ -93,7 +109,7 @@ impl PrivateMongo {
     fn spawn(&mut self, member: usize) {
         let log = File::options().create(true).append(true).open(self.log(member)).expect("the log can be written");
         let child = Command::new(variable("OUTBOXD_TEST_MONGOD"))
-            .arg(format!("--replSet={SET}"))
+            .args((!self.lone).then(|| format!("--replSet={SET}")))
             .arg(format!("--dbpath={}", self.data(member).display()))
             .arg(format!("--port={}", self.members[member].port))
             .args(["--bind_ip=127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB=0.25", "--quiet"])
