@@ -16,6 +16,7 @@ mod promises {
     mod init;
     mod kafka_sink;
     mod lost_position;
+    mod mongodb_checkpoint;
     mod mongodb_records;
     mod mongodb_stream;
     mod mysql_checkpoint;
