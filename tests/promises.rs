@@ -18,6 +18,7 @@ mod promises {
     mod lost_position;
     mod mongodb_checkpoint;
     mod mongodb_records;
+    mod mongodb_snapshot;
     mod mongodb_stream;
     mod mysql_checkpoint;
     mod mysql_commands;
