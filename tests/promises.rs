@@ -17,6 +17,7 @@ mod promises {
     mod kafka_sink;
     mod lost_position;
     mod mongodb_checkpoint;
+    mod mongodb_commands;
     mod mongodb_connection;
     mod mongodb_elections;
     mod mongodb_leader;
