@@ -21,6 +21,7 @@ mod promises {
     mod mongodb_connection;
     mod mongodb_elections;
     mod mongodb_leader;
+    mod mongodb_outage;
     mod mongodb_records;
     mod mongodb_snapshot;
     mod mongodb_stream;
