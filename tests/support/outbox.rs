@@ -154,9 +154,7 @@ impl Outbox {
     /// On a private server.
     pub async fn create_at(source: Source, server_url: &str) -> Self {
         let database = match source {
-            Source::Postgres | Source::OldestPostgres => {
-                Kind::Postgres(Database::with_outbox_at(server_url).await)
-            }
+            Source::Postgres | Source::OldestPostgres => Kind::Postgres(Database::with_outbox_at(server_url).await),
             Source::MySql | Source::MariaDb => Kind::MySql(MySqlDatabase::with_outbox_at(server_url).await),
             Source::MongoDb => Kind::MongoDb(MongoDatabase::with_outbox_at(server_url).await),
         };
