@@ -1,6 +1,6 @@
 //! The layout `entity`, from `init` to the record.
 
-use mongodb::bson::doc;
+use mongodb::bson::{Uuid, doc};
 
 use crate::support::{Outbox, Relay, Source, Topic, outboxd};
 
@@ -21,7 +21,7 @@ async fn entity_layout_is_made_by_init_and_delivered_with_its_five_headers(sourc
     match source {
         Source::MongoDb => {
             let document = doc! {
-                "event_id": mongodb::bson::Uuid::parse_str(ID).expect("a UUID"), "event_type": "user.created",
+                "event_id": Uuid::parse_str(ID).expect("a UUID"), "event_type": "user.created",
                 "entity_type": "user", "entity_id": "u-17", "entity_version": 3, "topic": name, "partition_key": "u-17",
                 "payload": { "name": "Ada", "n": 1 }, "status": "pending",
             };
