@@ -57,10 +57,11 @@ impl Relay<'_> {
                 () = stop.requested() => Ok(Ended::Stopped),
             }
         };
-        // An event that cannot be delivered ends the pipeline, but what came before it is still seen through.
+        // An event that cannot be delivered ends the pipeline, and so does a log that no longer has what follows; but what
+        // was read before is still seen through.
         let orderly = match &ended {
             Ok(_) => true,
-            Err(Failure::Halt(halt)) => halt.code == ExitCode::Undeliverable,
+            Err(Failure::Halt(halt)) => matches!(halt.code, ExitCode::Undeliverable | ExitCode::PositionLost),
             Err(_) => false,
         };
         if orderly && !matches!(ended, Ok(Ended::CaughtUp)) {
@@ -69,13 +70,18 @@ impl Relay<'_> {
             // What was acknowledged meanwhile need not be repeated.
             advance(&window, &confirmer, status);
         }
-        if orderly {
-            confirmer.finish(reader, alarm).await;
-        } else {
+        if !orderly {
             // Unasked, the server must not wait for our goodbye: it may be shutting down.
             alarm.abort();
+            sink.abandon().await;
+            return ended;
         }
+        // Before another instance is let in: what is still queued must not come after what it delivers.
         sink.abandon().await;
+        advance(&window, &confirmer, status);
+        if !alarm.is_finished() {
+            confirmer.finish(reader, alarm).await;
+        }
         ended
     }
 }

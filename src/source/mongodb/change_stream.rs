@@ -77,10 +77,12 @@ impl Scope {
     }
 }
 
-/// `shop.outbox`, or several of them.
+/// `shop.outbox`, or several of them; the same for the same, in whatever order they were named.
 impl std::fmt::Display for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (at, (database, collection)) in self.namespaces.iter().enumerate() {
+        let mut sorted: Vec<_> = self.namespaces.iter().collect();
+        sorted.sort();
+        for (at, (database, collection)) in sorted.into_iter().enumerate() {
             let comma = if at > 0 { ", " } else { "" };
             write!(f, "{comma}{database}.{collection}")?;
         }
@@ -272,6 +274,11 @@ impl Batch {
     pub fn position(&self) -> Option<ResumeToken> {
         let cursor = self.reply()?.get_document("cursor").ok()?;
         ResumeToken::from_raw(cursor.get_document("postBatchResumeToken").ok()?)
+    }
+
+    /// The moment that a snapshot is read at.
+    pub fn snapshot_time(&self) -> Option<Timestamp> {
+        self.reply()?.get_document("cursor").ok()?.get_timestamp("atClusterTime").ok()
     }
 
     /// The server's clock when it answered.

@@ -1,6 +1,8 @@
 //! Where a pipeline's position is kept: in its document of the source's own collection, unless the user chose another
 //! place. Its lease is there in any case.
 
+use std::sync::Arc;
+
 use mongodb::bson::{Bson, Document};
 
 use super::lease;
@@ -11,14 +13,14 @@ use crate::source::SourceFailure;
 pub enum Place {
     /// With the lease.
     Document,
-    Elsewhere(Store),
+    Elsewhere(Arc<Store>),
 }
 
 impl Place {
     pub fn open(place: &CheckpointPlace, kafka: &KafkaSettings) -> Result<Self, SourceFailure> {
         Ok(match Store::open(place, kafka)? {
             None => Place::Document,
-            Some(store) => Place::Elsewhere(store),
+            Some(store) => Place::Elsewhere(Arc::new(store)),
         })
     }
 

@@ -1,7 +1,10 @@
 //! What stands in the way of a run, each with its remedy. `run`, `check` and `init` all judge by these.
 
+use std::sync::Arc;
+
 use mongodb::Client;
 
+use super::Memory;
 use super::server::{self, Server};
 use super::token::{ClusterTime, StreamPosition};
 use crate::checkpoint::Checkpoint;
@@ -69,10 +72,23 @@ pub fn went_back(pipeline: &str, found: &StreamPosition, written: &StreamPositio
     }
 }
 
+/// Somebody removed the checkpoint of a pipeline that had one.
+pub fn removed(pipeline: &str) -> SourceFailure {
+    SourceFailure::PositionLost {
+        what: format!(
+            "the position of pipeline `{pipeline}` is lost: its checkpoint was there a moment ago, and is gone"
+        ),
+        remedy: "an instance that was delivering goes on by itself; else find out what was delivered last, and go on \
+                 with --start"
+            .to_owned(),
+    }
+}
+
 /// Tells what is missing when the server no longer has what follows a position.
 #[derive(Clone)]
 pub struct Loss {
     pub pipeline: String,
+    pub memory: Arc<Memory>,
 }
 
 impl Loss {
@@ -82,11 +98,17 @@ impl Loss {
             Err(failure) => format!("unknown ({failure})"),
         };
         let pipeline = &self.pipeline;
+        let confirmed = self.memory.confirmed().unwrap_or_else(|| position.clone());
+        // What was read and is under way is still seen through.
+        let read = match confirmed == *position {
+            true => String::new(),
+            false => format!("\n  read, under way:   {} ({position})", when(position.time)),
+        };
         SourceFailure::PositionLost {
             what: format!(
                 "the position of pipeline `{pipeline}` is lost: the oplog no longer has what follows it\n  last \
-                 confirmed:    {} ({position})\n  the oplog begins:  {first}\n  the server says:   {why}",
-                when(position.time)
+                 confirmed:    {} ({confirmed}){read}\n  the oplog begins:  {first}\n  the server says:   {why}",
+                when(confirmed.time)
             ),
             remedy: format!(
                 "find out what was committed in between and see that it is delivered; then go on with --start now (or \

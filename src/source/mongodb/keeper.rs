@@ -3,6 +3,7 @@
 //! With the checkpoint in the source both are one write, which has to be made anyway: so an idle stream's position moves
 //! without a write of its own. Elsewhere it is stored when something was delivered, or after a while.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::Memory;
 use super::checkpoint::Place;
 use super::lease::{Lease, RENEWAL, Renewed};
 use super::token::StreamPosition;
-use crate::checkpoint::{Checkpoint, SnapshotState};
+use crate::checkpoint::{Checkpoint, CheckpointError, SnapshotState};
 use crate::source::SourceFailure;
 
 /// How often a place outside of the source learns of progress without events.
@@ -33,29 +34,44 @@ pub struct Keeper {
     pub memory: Arc<Memory>,
 }
 
+/// A checkpoint on its way to a place outside of the source.
+type Saving = Pin<Box<dyn Future<Output = (StreamPosition, Result<(), CheckpointError>)> + Send>>;
+
 impl Keeper {
     /// Runs until asked to finish (then stores the position once more and lets the lease go), or until the lease is lost.
     pub async fn run(mut self, mut finish: oneshot::Receiver<()>) -> Result<(), SourceFailure> {
         let mut renew = ticks(RENEWAL);
         let mut write = ticks(self.interval.max(Duration::from_millis(10)));
         let validity = self.lease.validity.clone();
+        // A broker that does not answer must not keep the lease from being renewed.
+        let mut saving: Option<Saving> = None;
         let mut trouble = String::new();
         loop {
             let end = tokio::time::sleep_until(validity.deadline().into());
             let step = async {
                 tokio::select! {
                     _ = renew.tick() => self.renew().await,
-                    _ = write.tick() => self.write(false).await,
+                    _ = write.tick() => match self.place {
+                        Place::Document => self.write(false).await,
+                        Place::Elsewhere(_) => {
+                            if saving.is_none() {
+                                saving = self.save(false);
+                            }
+                            Ok(Renewed::Held)
+                        }
+                    },
+                    (position, saved) = under_way(&mut saving) => {
+                        saving = None;
+                        saved?;
+                        self.stored(position);
+                        Ok(Renewed::Held)
+                    }
                 }
             };
             let step = tokio::select! {
                 biased;
                 _ = &mut finish => break,
                 () = end => {
-                    // It may have been renewed while this was waited for.
-                    if validity.holds() {
-                        continue;
-                    }
                     let lost = "the pipeline's lease could not be renewed in time";
                     let why = if trouble.is_empty() { String::new() } else { format!(": {trouble}") };
                     return Err(SourceFailure::transient(format!("{lost}{why}")));
@@ -70,12 +86,26 @@ impl Keeper {
                 Err(failure) => return Err(passing(failure)),
             }
         }
-        self.write(true).await?;
+        if let Some(saving) = saving {
+            let (position, saved) = saving.await;
+            saved?;
+            self.stored(position);
+        }
+        match self.place {
+            Place::Document => {
+                self.write(true).await?;
+            }
+            Place::Elsewhere(_) => {
+                if let Some(saving) = self.save(true) {
+                    saving.await.1?;
+                }
+            }
+        }
         self.lease.release().await?;
         Ok(())
     }
 
-    /// Notes what was confirmed in the checkpoint; false while there is nothing to store.
+    /// Notes what was confirmed in the checkpoint; `None` while there is nothing to store.
     fn note(&mut self) -> Option<StreamPosition> {
         let confirmed = self.confirmed.borrow().clone();
         if let Some(end) = &self.snapshot_end {
@@ -102,28 +132,38 @@ impl Keeper {
         Ok(renewed)
     }
 
-    async fn write(&mut self, last: bool) -> Result<Renewed, SourceFailure> {
+    /// The position, if it is to be stored now.
+    fn due(&mut self, last: bool) -> Option<StreamPosition> {
         let snapshot = self.snapshot_end.is_some();
-        let Some(position) = self.note() else { return Ok(Renewed::Held) };
+        let position = self.note()?;
         let eventful = position.eventful > self.stored.eventful;
         let moved = position.token != self.stored.token;
         let idle = moved && (last || self.stored_at.elapsed() >= IDLE_CHECKPOINT);
-        if !(eventful || snapshot || idle) {
-            return Ok(Renewed::Held);
-        }
-        let renewed = match &self.place {
-            Place::Document => self.lease.renew(Some(&self.checkpoint)).await?,
-            // Whoever slept through the lease stores nothing.
-            Place::Elsewhere(_) if !self.lease.validity.holds() => return Ok(Renewed::Lost),
-            Place::Elsewhere(store) => {
-                store.save(&self.checkpoint).await?;
-                Renewed::Held
-            }
-        };
+        (eventful || snapshot || idle).then_some(position)
+    }
+
+    async fn write(&mut self, last: bool) -> Result<Renewed, SourceFailure> {
+        let Some(position) = self.due(last) else { return Ok(Renewed::Held) };
+        let renewed = self.lease.renew(Some(&self.checkpoint)).await?;
         if let Renewed::Held = renewed {
             self.stored(position);
         }
         Ok(renewed)
+    }
+
+    /// Begins to store what is due outside of the source.
+    fn save(&mut self, last: bool) -> Option<Saving> {
+        // Whoever slept through the lease stores nothing.
+        if matches!(self.place, Place::Document) || !self.lease.validity.holds() {
+            return None;
+        }
+        let position = self.due(last)?;
+        let Place::Elsewhere(store) = &self.place else { return None };
+        let (store, checkpoint) = (store.clone(), self.checkpoint.clone());
+        Some(Box::pin(async move {
+            let saved = store.save(&checkpoint).await;
+            (position, saved)
+        }))
     }
 
     fn stored(&mut self, position: StreamPosition) {
@@ -138,6 +178,14 @@ fn passing(failure: SourceFailure) -> SourceFailure {
     match failure {
         SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
         other => other,
+    }
+}
+
+/// Never, when nothing is under way.
+async fn under_way(saving: &mut Option<Saving>) -> (StreamPosition, Result<(), CheckpointError>) {
+    match saving {
+        Some(saving) => saving.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -4,7 +4,8 @@
 //!   { _id: pipeline, incarnation, lease: { holder, epoch, until }, position, … }
 //! ```
 //!
-//! Time is the server's alone (`$$NOW`), so clocks need not agree. Each new holder raises the epoch, and whatever a
+//! Time is the primary's alone (`$$NOW`), so the clocks of instances need not agree; a new primary whose clock is behind
+//! makes a lease longer by that much. Each new holder raises the epoch, and whatever a
 //! holder writes names its epoch: one that slept through its lease writes nothing any more. The holder itself counts
 //! the lease from before it asked for it, so it knows that it has lost it no later than the server does.
 
@@ -72,6 +73,15 @@ pub struct Lease {
     pub validity: Arc<Validity>,
 }
 
+pub enum Taking {
+    Taken(Taken),
+    /// Another instance has it; and whether the pipeline has a position.
+    Held {
+        holder: String,
+        positioned: bool,
+    },
+}
+
 /// The pipeline's document, as it was when the lease was taken.
 pub struct Taken {
     pub lease: Lease,
@@ -96,7 +106,7 @@ fn doing(database: &Database) -> Doing {
 }
 
 /// Takes the pipeline's lease, or says who has it.
-pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: bool) -> Result<Taken, SourceFailure> {
+pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: bool) -> Result<Taking, SourceFailure> {
     let failed = |error: mongodb::error::Error| server_error::classify(&error, &doing(database));
     let documents = documents(database);
     if no_create && documents.find_one(doc! { "_id": pipeline }).await.map_err(failed)?.is_none() {
@@ -128,12 +138,19 @@ pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: 
         .map_err(failed)?;
     let Some(document) = taken else {
         let other = documents.find_one(doc! { "_id": pipeline }).await.map_err(failed)?.unwrap_or_default();
-        return Err(held(pipeline, &holder_of(&other)));
+        return Ok(Taking::Held { holder: holder_of(&other), positioned: other.contains_key("position") });
     };
     validity.extend(asked);
-    let epoch = document.get_document("lease").ok().and_then(|lease| lease.get_i64("epoch").ok()).unwrap_or(0);
+    let epoch = document.get_document("lease").ok().and_then(|lease| lease.get_i64("epoch").ok());
+    let epoch = epoch.ok_or_else(|| SourceFailure::NotReady {
+        what: format!(
+            "the lease of pipeline `{pipeline}` in {}.{COLLECTION} has no number as its epoch",
+            database.name()
+        ),
+        remedy: format!("db.{COLLECTION}.updateOne({{_id: \"{pipeline}\"}}, {{$unset: {{lease: 1}}}})"),
+    })?;
     let lease = Lease { documents, pipeline: pipeline.to_owned(), holder: holder.to_owned(), epoch, validity };
-    Ok(Taken { lease, document })
+    Ok(Taking::Taken(Taken { lease, document }))
 }
 
 async fn make(documents: &Collection<Document>, pipeline: &str) -> mongodb::error::Result<()> {
@@ -202,7 +219,7 @@ fn fields(checkpoint: &Checkpoint) -> Document {
 }
 
 impl Lease {
-    fn database(&self) -> String {
+    fn namespace(&self) -> String {
         format!("{}.{COLLECTION}", self.documents.namespace().db)
     }
 
@@ -226,8 +243,21 @@ impl Lease {
     async fn write(&self, set: Document) -> Result<Renewed, SourceFailure> {
         let own = doc! { "_id": &self.pipeline, "lease.holder": &self.holder, "lease.epoch": self.epoch };
         let written = self.documents.update_one(own, vec![doc! { "$set": set }]).write_concern(majority()).await;
-        let written = written.map_err(|error| server_error::classify(&error, &Doing::Writing(self.database())))?;
+        let written = written.map_err(|error| server_error::classify(&error, &Doing::Writing(self.namespace())))?;
         Ok(if written.matched_count == 1 { Renewed::Held } else { Renewed::Lost })
+    }
+
+    /// Renews until that is no longer possible, for a task that has something else to wait for.
+    pub async fn keep(&self) -> SourceFailure {
+        loop {
+            tokio::time::sleep(RENEWAL).await;
+            match self.renew(None).await {
+                Ok(Renewed::Held) => {}
+                Ok(Renewed::Lost) => return self.lost(),
+                Err(failure) if !self.validity.holds() => return failure,
+                Err(_) => {}
+            }
+        }
     }
 
     pub fn lost(&self) -> SourceFailure {

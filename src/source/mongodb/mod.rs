@@ -31,6 +31,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use mongodb::bson::Document;
 use mongodb::options::ConnectionString;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -41,11 +42,11 @@ use crate::config::{MongoSettings, PipelineSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::Position;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
-use change_stream::{Entry, Scope, Watch};
+use change_stream::{ChangeStream, Entry, Scope, Watch};
 use checkpoint::Place;
 use documents::Documents;
 use keeper::Keeper;
-use lease::Renewed;
+use lease::{Lease, Renewed, Taking};
 use server::{Connection, Server};
 use snapshot::SnapshotReader;
 use token::{ResumeToken, StartPoint, StreamPosition};
@@ -65,6 +66,8 @@ struct Remembered {
     stored: Option<StreamPosition>,
     /// What was committed when the process started ends here.
     caught_up_at: Option<StreamPosition>,
+    /// The pipeline had a position when this process last looked.
+    positioned: bool,
 }
 
 impl Default for Memory {
@@ -77,6 +80,10 @@ impl Default for Memory {
 }
 
 impl Memory {
+    fn confirmed(&self) -> Option<StreamPosition> {
+        self.remembered().confirmed.clone()
+    }
+
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,6 +113,15 @@ impl Confirmer {
 
 /// Whether the URL can be understood, without connecting.
 pub fn check_url(url: &str) -> Result<(), SourceFailure> {
+    // The driver would take a part of the password for a host or an option, and show it.
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let (authority, more) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    if more.contains('@') || authority.matches('@').count() > 1 {
+        return Err(SourceFailure::Misconfigured {
+            what: "the user or the password has characters that must be percent-encoded".to_owned(),
+            remedy: "write @ as %40, / as %2F, ? as %3F, : as %3A and % as %25 in them".to_owned(),
+        });
+    }
     ConnectionString::parse(url).map(|_| ()).map_err(|error| SourceFailure::Misconfigured {
         what: server_error::message(&error),
         remedy: "it looks like mongodb://user@host1,host2/database?replicaSet=name".to_owned(),
@@ -151,56 +167,20 @@ pub async fn open(
     let documents = Documents::new(projection, settings.extended_json);
     let watch = watch_of(settings, &connection, &server, &documents);
     let place = Place::open(&settings.checkpoint, &of.kafka)?;
-    let taken = lease::take(&connection.database, pipeline, &memory.holder, settings.no_create).await?;
-    let identity = checkpoint::identity(server.name(), &taken.document);
-    let stored = place.load(pipeline, &taken.document).await?;
-
-    let known = match &stored {
-        Some(stored) => Some(known_position(stored, &identity, memory)?),
-        None => remembered_position(pipeline, memory),
-    };
-    let pending = match &stored {
-        Some(stored) => stored.snapshot == SnapshotState::Pending,
-        None => settings.snapshot == Snapshot::Existing,
-    };
-    let start = match known {
-        Some(known) => known,
-        None => StreamPosition::after(first_position(settings, &watch).await?),
-    };
-    if !pending {
-        memory.remembered().confirmed.get_or_insert_with(|| start.clone());
-    }
-    let lost = judge::Loss { pipeline: pipeline.to_owned() };
-    let entry = entry(&start, stored.as_ref(), &watch.scope);
-    // Opened before anything is stored or delivered, so that a lost position is known at once.
-    let stream = match watch.open(&entry).await {
-        Ok(stream) => stream,
-        Err(SourceFailure::PositionLost { what, .. }) => return Err(lost.report(&watch.client, &start, &what).await),
-        Err(failure) => return Err(failure),
-    };
-    let checkpoint = Checkpoint {
-        format: FORMAT,
-        pipeline: pipeline.to_owned(),
-        source: "mongodb".to_owned(),
-        server: identity,
-        position: start.to_string(),
-        file: watch.scope.to_string(),
-        snapshot: match (&stored, pending) {
-            (_, true) => SnapshotState::Pending,
-            (Some(stored), false) => stored.snapshot,
-            (None, false) => SnapshotState::None,
-        },
-    };
-    if stored.is_none() {
-        // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
-        match &place {
-            Place::Document => match taken.lease.renew(Some(&checkpoint)).await? {
-                Renewed::Held => {}
-                Renewed::Lost => return Err(taken.lease.lost()),
-            },
-            Place::Elsewhere(store) => store.save(&checkpoint).await?,
+    let taken = match lease::take(&connection.database, pipeline, &memory.holder, settings.no_create).await? {
+        Taking::Taken(taken) => taken,
+        Taking::Held { holder, positioned } => {
+            memory.remembered().positioned |= positioned;
+            return Err(lease::held(pipeline, &holder));
         }
-    }
+    };
+    let found = Found { identity: checkpoint::identity(server.name(), &taken.document), document: &taken.document };
+    // Finding the place in a long oplog may take longer than the lease.
+    let entered = tokio::select! {
+        entered = enter(settings, pipeline, &watch, &place, &taken.lease, found, memory) => entered?,
+        failure = taken.lease.keep() => return Err(failure),
+    };
+    let Entered { checkpoint, start, position, stream, pending } = entered;
 
     let snapshot = pending.then(|| {
         SnapshotReader::new(snapshot::Wanted {
@@ -213,13 +193,8 @@ pub async fn open(
             end: start.clone(),
         })
     });
-    // Where a time is entered, the token is not of this stream: it must not be stored as if it were.
-    let entered = match entry {
-        Entry::At(_) => StreamPosition { token: None, ..start.clone() },
-        _ => start.clone(),
-    };
     // Nothing is confirmed before the snapshot is delivered.
-    let reported = if pending { StreamPosition::nothing() } else { entered.clone() };
+    let reported = if pending { StreamPosition::nothing() } else { position.clone() };
     let (confirmed, watched) = watch::channel(reported.clone());
     let (finish_keeper, finished) = oneshot::channel();
     let validity = taken.lease.validity.clone();
@@ -245,12 +220,12 @@ pub async fn open(
         watch,
         // While a snapshot is read nobody asks for more, and the server forgets a cursor after ten minutes.
         stream: (!pending).then_some(stream),
-        position: entered,
+        position,
         documents,
         width: projection.width(),
         snapshot,
         validity,
-        lost,
+        lost: judge::Loss { pipeline: pipeline.to_owned(), memory: memory.clone() },
         stall_timeout: of.stall_timeout,
         stats: stats.clone(),
     });
@@ -269,11 +244,112 @@ pub async fn open(
     })
 }
 
+/// The pipeline's document, and what the server is called by it.
+struct Found<'a> {
+    identity: String,
+    document: &'a Document,
+}
+
+/// A stream that is open at the pipeline's position.
+struct Entered {
+    checkpoint: Checkpoint,
+    start: StreamPosition,
+    /// As it may be stored.
+    position: StreamPosition,
+    stream: ChangeStream,
+    /// Existing documents come first.
+    pending: bool,
+}
+
+/// Finds where the pipeline stands, opens the stream there, and stores the position of a first start.
+async fn enter(
+    settings: &MongoSettings,
+    pipeline: &str,
+    watch: &Watch,
+    place: &Place,
+    lease: &Lease,
+    found: Found<'_>,
+    memory: &Arc<Memory>,
+) -> Result<Entered, SourceFailure> {
+    let stored = place.load(pipeline, found.document).await?;
+    memory.remembered().positioned |= stored.is_some();
+    let known = match &stored {
+        Some(stored) => Some(known_position(stored, &found.identity, place, memory)?),
+        None => remembered_position(pipeline, memory)?,
+    };
+    let pending = match &stored {
+        Some(stored) => stored.snapshot == SnapshotState::Pending,
+        None => known.is_none() && settings.snapshot == Snapshot::Existing,
+    };
+    if stored.as_ref().is_some_and(|stored| stored.snapshot == SnapshotState::None)
+        && settings.snapshot == Snapshot::Existing
+    {
+        tracing::warn!(pipeline, "--snapshot existing has no effect: the pipeline has a position already");
+    }
+    let start = match known {
+        Some(known) => known,
+        None => StreamPosition::after(first_position(settings, watch).await?),
+    };
+    if !pending {
+        memory.remembered().confirmed.get_or_insert_with(|| start.clone());
+    }
+    let entry = entry(&start, stored.as_ref(), &watch.scope);
+    // Opened before anything is stored or delivered, so that a lost position is known at once.
+    let stream = match watch.open(&entry).await {
+        Ok(stream) => stream,
+        Err(SourceFailure::PositionLost { what, .. }) => {
+            let lost = judge::Loss { pipeline: pipeline.to_owned(), memory: memory.clone() };
+            return Err(lost.report(&watch.client, &start, &what).await);
+        }
+        Err(failure) => return Err(failure),
+    };
+    let checkpoint = Checkpoint {
+        format: FORMAT,
+        pipeline: pipeline.to_owned(),
+        source: "mongodb".to_owned(),
+        server: found.identity,
+        position: start.to_string(),
+        file: watch.scope.to_string(),
+        snapshot: match (&stored, pending) {
+            (_, true) => SnapshotState::Pending,
+            (Some(stored), false) => stored.snapshot,
+            (None, false) => SnapshotState::None,
+        },
+    };
+    if stored.is_none() {
+        // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
+        let renewed = match place {
+            Place::Document => lease.renew(Some(&checkpoint)).await?,
+            Place::Elsewhere(store) => {
+                store.save(&checkpoint).await?;
+                Renewed::Held
+            }
+        };
+        if let Renewed::Lost = renewed {
+            return Err(lease.lost());
+        }
+    }
+    // Where a time is entered, the token is not of this stream: it must not be stored as if it were.
+    let position = match entry {
+        Entry::At(_) => StreamPosition { token: None, ..start.clone() },
+        _ => start.clone(),
+    };
+    Ok(Entered { checkpoint, start, position, stream, pending })
+}
+
 /// Where to go on: from the stored position, or from a newer one that this process confirmed after it was stored.
-fn known_position(stored: &Checkpoint, identity: &str, memory: &Memory) -> Result<StreamPosition, SourceFailure> {
+fn known_position(
+    stored: &Checkpoint,
+    identity: &str,
+    place: &Place,
+    memory: &Memory,
+) -> Result<StreamPosition, SourceFailure> {
     let found = judge::position(stored, identity)?;
     let remembered = memory.remembered();
-    if let Some(written) = remembered.stored.as_ref().filter(|written| !found.covers(written)) {
+    if let Some(written) = remembered.stored.as_ref().filter(|written| !found.covers(written))
+        // Elsewhere a leader that slept may have stored an older one.
+        && matches!(place, Place::Document)
+    {
         // What was committed since would pass for delivered.
         return Err(judge::went_back(&stored.pipeline, &found, written));
     }
@@ -285,14 +361,21 @@ fn known_position(stored: &Checkpoint, identity: &str, memory: &Memory) -> Resul
 }
 
 /// Where this process was, when somebody has removed the checkpoint under it: to begin anew would lose what came since.
-fn remembered_position(pipeline: &str, memory: &Memory) -> Option<StreamPosition> {
-    let confirmed = memory.remembered().confirmed.clone().filter(|confirmed| confirmed.token.is_some())?;
-    tracing::warn!(
-        pipeline,
-        after = %judge::when(confirmed.time),
-        "the checkpoint is gone: going on from what this process confirmed last"
-    );
-    Some(confirmed)
+fn remembered_position(pipeline: &str, memory: &Memory) -> Result<Option<StreamPosition>, SourceFailure> {
+    let remembered = memory.remembered();
+    match remembered.confirmed.clone().filter(|confirmed| confirmed.token.is_some()) {
+        Some(confirmed) => {
+            tracing::warn!(
+                pipeline,
+                after = %judge::when(confirmed.time),
+                "the checkpoint is gone: going on from what this process confirmed last"
+            );
+            Ok(Some(confirmed))
+        }
+        // A standby does not know where the leader was.
+        None if remembered.positioned => Err(judge::removed(pipeline)),
+        None => Ok(None),
+    }
 }
 
 /// How the stream is entered at a known position. A token of an event is found again only where the same is watched;
@@ -307,23 +390,26 @@ fn entry(start: &StreamPosition, stored: Option<&Checkpoint>, scope: &Scope) -> 
 
 /// Where the stream is entered for the first time.
 async fn first_position(settings: &MongoSettings, watch: &Watch) -> Result<ResumeToken, SourceFailure> {
-    let entry = match &settings.start {
-        Start::Now => Entry::Now,
-        Start::At(StartPoint::After(token)) => Entry::After(token.clone()),
-        Start::At(StartPoint::At(time)) => Entry::At(*time),
-        Start::Earliest => {
-            let oplog = server::oplog(&watch.client).await?;
-            // The oldest entry may be on its way out, and is no insert as a rule.
-            Entry::At(oplog.first)
+    let mut tries = 0;
+    loop {
+        let entry = match &settings.start {
+            Start::Now => Entry::Now,
+            Start::At(StartPoint::After(token)) => Entry::After(token.clone()),
+            Start::At(StartPoint::At(time)) => Entry::At(*time),
+            Start::Earliest => Entry::At(server::oplog(&watch.client).await?.first),
+        };
+        match watch.position(&entry).await {
+            // The oplog was cut off between the two looks.
+            Err(SourceFailure::PositionLost { .. }) if settings.start == Start::Earliest && tries < 5 => tries += 1,
+            Err(SourceFailure::PositionLost { what, .. }) => {
+                return Err(SourceFailure::PositionLost {
+                    what: format!("--start lies before the beginning of the oplog: {what}"),
+                    remedy: "start at `earliest`, or at a position that the oplog still has".to_owned(),
+                });
+            }
+            found => return found,
         }
-    };
-    watch.position(&entry).await.map_err(|failure| match failure {
-        SourceFailure::PositionLost { what, .. } => SourceFailure::PositionLost {
-            what: format!("--start lies before the beginning of the oplog: {what}"),
-            remedy: "start at `earliest`, or at a position that the oplog still has".to_owned(),
-        },
-        other => other,
-    })
+    }
 }
 
 /// Waits until nobody else holds the pipeline.

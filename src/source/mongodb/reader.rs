@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mongodb::bson::error::Error;
 use mongodb::bson::{RawBsonRef, RawDocument, RawDocumentBuf};
@@ -30,6 +30,8 @@ use crate::source::{SourceFailure, SourceStats};
 /// Pauses before a stream that broke is opened again.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A stream that cannot be opened for this long is trouble to be shown, and to begin anew for.
+const LONGEST_BREAK: Duration = Duration::from_secs(15);
 
 /// A reply of this many bytes is full, however few its events: more is at hand.
 const FULL_REPLY: usize = 4 << 20;
@@ -39,6 +41,8 @@ pub struct Reader {
     /// `None` until it is entered, and while it is broken.
     stream: Option<ChangeStream>,
     pause: Duration,
+    /// Since when nothing was read.
+    broken_since: Option<Instant>,
     /// What was read last.
     position: StreamPosition,
     log: Log,
@@ -73,6 +77,7 @@ impl Reader {
             watch: parts.watch,
             stream: parts.stream,
             pause: FIRST_PAUSE,
+            broken_since: None,
             position: parts.position,
             snapshot: parts.snapshot,
             validity: parts.validity,
@@ -137,7 +142,7 @@ impl Reader {
         let Some(stream) = &mut self.stream else { return Ok(None) };
         match stream.next(self.stall_timeout).await {
             Ok(Some(batch)) => {
-                self.pause = FIRST_PAUSE;
+                (self.pause, self.broken_since) = (FIRST_PAUSE, None);
                 Ok(Some(batch))
             }
             Ok(None) => {
@@ -154,6 +159,10 @@ impl Reader {
         self.log.pieces.clear();
         match failure {
             SourceFailure::Transient { what } => {
+                let since = *self.broken_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= LONGEST_BREAK {
+                    return Err(SourceFailure::Transient { what });
+                }
                 tracing::info!(after = %self.position.time, "the change stream is opened again: {what}");
                 tokio::time::sleep(self.pause).await;
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);

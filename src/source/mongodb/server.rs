@@ -5,7 +5,7 @@ use mongodb::options::ClientOptions;
 use mongodb::{Client, Database};
 use std::time::Duration;
 
-use super::server_error::{self, Doing};
+use super::server_error::{self, Doing, code};
 use super::token::ClusterTime;
 use crate::config::MongoSettings;
 use crate::source::SourceFailure;
@@ -31,6 +31,7 @@ pub async fn connect(settings: &MongoSettings) -> Result<Connection, SourceFailu
         what: error.to_string(),
         remedy: "make the file or variable that holds the source's address readable".to_owned(),
     })?;
+    super::check_url(&url)?;
     let parsed = ClientOptions::parse(url).await;
     let mut options = parsed.map_err(|error| server_error::classify(&error, &Doing::Connecting))?;
     options.app_name.get_or_insert_with(|| "outboxd".to_owned());
@@ -56,7 +57,13 @@ pub struct Server {
 
 impl Server {
     pub async fn ask(connection: &Connection) -> Result<Self, SourceFailure> {
-        let hello = command(&connection.database, doc! { "hello": 1 }).await?;
+        let hello = match connection.database.run_command(doc! { "hello": 1 }).await {
+            // What it was called before 4.4.2.
+            Err(error) if server_error::code_of(&error) == Some(code::COMMAND_NOT_FOUND) => {
+                command(&connection.database, doc! { "isMaster": 1 }).await?
+            }
+            said => said.map_err(|error| server_error::classify(&error, &Doing::Connecting))?,
+        };
         let build = command(&connection.database, doc! { "buildInfo": 1 }).await?;
         let parts = build.get_array("versionArray").map(Vec::as_slice).unwrap_or_default();
         let version = parts.iter().filter_map(|part| part.as_i32().and_then(|part| u32::try_from(part).ok()));

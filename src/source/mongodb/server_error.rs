@@ -9,6 +9,8 @@ pub mod code {
     pub const UNAUTHORIZED: i32 = 13;
     pub const AUTHENTICATION_FAILED: i32 = 18;
     pub const NAMESPACE_EXISTS: i32 = 48;
+    pub const COMMAND_NOT_FOUND: i32 = 59;
+    pub const SNAPSHOT_TOO_OLD: i32 = 239;
     pub const INVALID_RESUME_TOKEN: i32 = 260;
     pub const CHANGE_STREAM_FATAL: i32 = 280;
     pub const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
@@ -44,10 +46,10 @@ impl Doing {
         let granted = match self {
             Doing::Connecting => return "correct user, password and authSource in SOURCE".to_owned(),
             Doing::Watching(scope) => {
-                format!("find and changeStream on {scope} (on its database, if there are several)")
+                format!("find and changeStream on {scope} (of several on their database, of several databases on all)")
             }
             Doing::Reading(collection) => format!("find on {collection}"),
-            Doing::Writing(collection) => format!("find, insert, update and createCollection on {collection}"),
+            Doing::Writing(collection) => format!("find, insert and update on {collection}"),
         };
         format!("grant the user {granted}: see sql/mongodb/role.js")
     }
@@ -104,6 +106,11 @@ pub fn classify(error: &Error, doing: &Doing) -> SourceFailure {
             code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL => {
                 SourceFailure::PositionLost { what, remedy: String::new() }
             }
+            code::SNAPSHOT_TOO_OLD => not_ready(
+                "reading what exists takes longer than the server keeps its past: \
+                 db.adminCommand({setParameter: 1, minSnapshotHistoryWindowInSeconds: 3600})"
+                    .to_owned(),
+            ),
             code::OBJECT_TOO_LARGE => SourceFailure::Undecodable {
                 what: format!("an event is too large for the server to send: {what}"),
                 remedy: "nothing was skipped; MongoDB 6.0.9 and 7.0 can send such events in pieces: upgrade, or keep \

@@ -43,6 +43,8 @@ pub struct SnapshotReader {
     /// The collection being read, and its cursor.
     current: usize,
     cursor: Option<RawBatchCursor>,
+    /// The moment that the first collection was read at, and so all are.
+    at: Option<Timestamp>,
 }
 
 /// The field by which documents are put in order.
@@ -52,7 +54,7 @@ pub fn order_of(projection: &Projection) -> Option<String> {
 
 impl SnapshotReader {
     pub fn new(wanted: Wanted) -> Self {
-        SnapshotReader { wanted, current: 0, cursor: None }
+        SnapshotReader { wanted, current: 0, cursor: None, at: None }
     }
 
     /// Fills the chunk with documents; true with the last one, which has the position to go on from.
@@ -72,7 +74,7 @@ impl SnapshotReader {
             };
             let doing = Doing::Reading(format!("{database}.{collection}"));
             if self.cursor.is_none() {
-                self.cursor = Some(self.wanted.find(&database, &collection).await?);
+                self.cursor = Some(self.wanted.find(&database, &collection, self.at).await?);
             }
             let Some(cursor) = &mut self.cursor else { continue };
             let batch = match cursor.next().await {
@@ -83,6 +85,7 @@ impl SnapshotReader {
                 Some(batch) => batch.map_err(|error| server_error::classify(&error, &doing))?,
             };
             let batch = Batch::from(batch);
+            self.at = self.at.or_else(|| batch.snapshot_time());
             let reply = batch.bytes();
             let Some(found) = batch.documents() else { continue };
             chunk.begin_commit(Commit { id: CommitId::Snapshot, committed_at: Micros::now() });
@@ -105,14 +108,22 @@ impl SnapshotReader {
 }
 
 impl Wanted {
-    async fn find(&self, database: &str, collection: &str) -> Result<RawBatchCursor, SourceFailure> {
+    async fn find(
+        &self,
+        database: &str,
+        collection: &str,
+        at: Option<Timestamp>,
+    ) -> Result<RawBatchCursor, SourceFailure> {
         let mut sort = Document::new();
         if let Some(field) = &self.order {
             sort.insert(field, 1);
         }
         sort.insert("_id", 1);
-        let time = Timestamp::from(self.from);
-        let level = if self.point_in_time { "snapshot" } else { "majority" };
+        let concern = match (self.point_in_time, at) {
+            (true, Some(at)) => doc! { "level": "snapshot", "atClusterTime": at },
+            (true, None) => doc! { "level": "snapshot", "afterClusterTime": Timestamp::from(self.from) },
+            (false, _) => doc! { "level": "majority", "afterClusterTime": Timestamp::from(self.from) },
+        };
         let command = doc! {
             "find": collection,
             "sort": sort,
@@ -121,7 +132,7 @@ impl Wanted {
             "allowDiskUse": true,
             // While the broker is away nothing is asked for, and the server must not forget.
             "noCursorTimeout": true,
-            "readConcern": { "level": level, "afterClusterTime": time },
+            "readConcern": concern,
         };
         let database_of = self.client.database(database);
         let mut asked = database_of.run_cursor_command(command).batch_size(BATCH);
