@@ -1,5 +1,5 @@
-//! A bare reader of a MongoDB change stream: asks for it as outboxd does, and discards it. What it reaches is the limit
-//! that the server sets. And the backlog that is read, since documents are not loaded by statements.
+//! A bare reader of a MongoDB change stream, which discards it: all of it, or what outboxd asks for. What it reaches is the
+//! limit that the server sets. And the backlog that is read, since documents are not loaded by statements.
 
 use std::time::Instant;
 
@@ -89,10 +89,14 @@ pub async fn drain(options: &DrainOptions) -> anyhow::Result<Value> {
     let cpu_began = used_seconds(UsageWho::RUSAGE_SELF)?;
     let mut pipeline = vec![doc! { "$changeStream": { "startAtOperationTime": from } }];
     if options.project {
-        pipeline.push(doc! { "$match": { "operationType": { "$in": ["insert", "drop", "rename", "invalidate"] } } });
-        pipeline.push(
-            doc! { "$project": { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "fullDocument": 1 } },
-        );
+        let wanted = ["insert", "drop", "rename", "dropDatabase", "invalidate"];
+        pipeline.push(doc! { "$match": { "operationType": { "$in": wanted.as_slice() } } });
+        let mut fields =
+            doc! { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1 };
+        for field in ["_id", "created_at", "event_type", "headers", "partition_key", "payload", "topic"] {
+            fields.insert(format!("fullDocument.{field}"), 1);
+        }
+        pipeline.push(doc! { "$project": fields });
     }
     let command = doc! { "aggregate": "outbox", "pipeline": pipeline, "cursor": { "batchSize": BATCH } };
     let mut cursor = database.run_cursor_command(command).batch_size(BATCH).batch().await?;
