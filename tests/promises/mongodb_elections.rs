@@ -86,6 +86,43 @@ async fn primaries_that_step_down_and_die_under_load_cost_no_event_and_no_order(
     relay.stop().await;
 }
 
+/// The members at which somebody waits for changes of an outbox.
+async fn being_read(set: &PrivateMongo) -> Vec<usize> {
+    let mut reading = Vec::new();
+    for member in 0..3 {
+        let cursors = doc! { "currentOp": 1, "ns": { "$regex": "outbox$" }, "command.getMore": { "$exists": true } };
+        let asked = set.client(member).database("admin").run_command(cursors).await.expect("the member answers");
+        if !asked.get_array("inprog").expect("a list").is_empty() {
+            reading.push(member);
+        }
+    }
+    reading
+}
+
+/// The others go on writing meanwhile: what is committed until another member is read must not be skipped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_dies_while_it_is_read_costs_no_event() {
+    let mut set = PrivateMongo::start(3, &[]).await;
+    let outbox = Outbox::create_at(Source::MongoDb, &set.url()).await;
+    let topic = Topic::create(3).await;
+    let url = format!("{}&readPreference=secondary", outbox.url());
+    let mut relay = Relay::start_at(&url, &topic, &[]);
+    relay.until_state("streaming").await;
+    let load = Load::on(&outbox).await;
+    for _ in 0..4 {
+        written(&outbox, 100).await;
+        let read = eventually(PATIENCE, "a member is read", async || being_read(&set).await.pop()).await;
+        set.kill(read).await;
+        written(&outbox, 100).await;
+        set.resume(read).await;
+        set.until_settled().await;
+    }
+    load.end().await;
+    let delivered = outbox.expected().await.arrive_in(&mut topic.reader(), PATIENCE).await;
+    println!("{delivered:?}");
+    relay.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secondary_is_read_where_the_address_prefers_one() {
     let set = PrivateMongo::start(3, &[]).await;
@@ -96,14 +133,8 @@ async fn a_secondary_is_read_where_the_address_prefers_one() {
     documents.add(1).await;
     documents.reader.arrive(&[1]).await;
     let primary = set.primary().await;
-    let mut streams = Vec::new();
-    for member in 0..3 {
-        let cursors = doc! { "currentOp": 1, "ns": { "$regex": "outbox$" }, "command.getMore": { "$exists": true } };
-        let asked = set.client(member).database("admin").run_command(cursors).await.expect("the member answers");
-        streams.push((member, asked.get_array("inprog").expect("a list").len()));
-    }
-    let reading: Vec<usize> = streams.iter().filter(|(_, count)| *count > 0).map(|(member, _)| *member).collect();
-    assert!(!reading.contains(&primary), "the primary {primary} is read: {streams:?}");
+    let reading = being_read(&set).await;
+    assert!(!reading.contains(&primary), "the primary {primary} is read: {reading:?}");
     // When it becomes the primary, another one is read.
     for number in 2..4 {
         set.step_down().await;
