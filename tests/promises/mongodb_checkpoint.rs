@@ -7,7 +7,8 @@ use mongodb::bson::{Document, doc};
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Documents, MySqlFlavor, Numbers, PATIENCE, PrivateMongo, check, ends, eventually, shared_kafka, until_log,
+    Documents, MongoDatabase, MySqlFlavor, Numbers, PATIENCE, PrivateKafka, PrivateMongo, Relay, Topic, check, ends,
+    eventually, shared_kafka, until_log,
 };
 
 fn path(folder: &tempfile::TempDir) -> String {
@@ -186,6 +187,57 @@ async fn forgotten_history_that_was_not_delivered_is_a_lost_position() {
     // The third was on its way to the frozen one already.
     documents.reader.arrive_at_least_once(&[4], &[3]).await;
     relay.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_read_before_history_was_forgotten_is_still_delivered() {
+    let server = PrivateMongo::start(1, PrivateMongo::FORGETFUL).await;
+    let kafka = PrivateKafka::start(1).await;
+    let topic = Topic::create_at(&kafka.brokers(), 1, &[]).await;
+    let mut documents =
+        Documents { database: MongoDatabase::with_outbox_at(&server.url()).await, reader: topic.reader(), topic };
+    let mut relay = documents.reading(&["--max-in-flight", "5"]).await;
+    documents.add(0).await;
+    documents.reader.arrive(&[0]).await;
+    kafka.freeze(1);
+    for number in 1..=5 {
+        documents.add(number).await;
+    }
+    eventually(PATIENCE, "five events are under way", async || in_flight(&relay, 5).await).await;
+    // It is read, and waits to be let in; the next one is asked for already, and nothing after it.
+    documents.add(6).await;
+    eventually(PATIENCE, "a sixth waits", async || in_flight(&relay, 6).await).await;
+    documents.add(7).await;
+    documents.add(8).await;
+    documents.add(9).await;
+    server.forget_history().await;
+    kafka.thaw(1);
+    relay.exits_with(4).await;
+    documents.reader.arrive_at_least_once(&[1, 2, 3, 4, 5, 6], &[7, 8]).await;
+    assert!(relay.log().contains("last confirmed:    20"), "{}", relay.log());
+}
+
+async fn in_flight(relay: &Relay, events: u64) -> Option<()> {
+    (relay.status().await["in_flight"] == events).then_some(())
+}
+
+#[tokio::test]
+async fn a_standby_does_not_begin_anew_when_the_checkpoint_is_removed() {
+    let mut documents = Documents::create().await;
+    let leader = documents.reading(&[]).await;
+    let mut standby = documents.start(&[]);
+    standby.until_state("standing-by").await;
+    documents.add(1).await;
+    documents.reader.arrive(&[1]).await;
+    documents.until_stored().await;
+    leader.signal(Signal::SIGSTOP);
+    documents.add(2).await;
+    documents.database.collection("outboxd_checkpoint").drop().await.expect("the checkpoints are dropped");
+    ends(standby, 4, &["its checkpoint was there a moment ago"]).await;
+    // Whoever delivered knows where it was.
+    leader.signal(Signal::SIGCONT);
+    documents.reader.arrive_at_least_once(&[2], &[]).await;
+    leader.stop().await;
 }
 
 #[tokio::test]

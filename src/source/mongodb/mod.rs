@@ -420,3 +420,25 @@ pub async fn stand_by(settings: &MongoSettings, pipeline: &str) -> Result<(), So
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_wrong_does_not_show_its_password() {
+        for url in [
+            "mongodb://app:hun?ter2@db/shop",
+            "mongodb://app:hu@n/te?r2@db/shop",
+            "mongodb://app:hu/nter2@db/shop",
+            "mongodb://app:hu@nter2@db/shop",
+        ] {
+            let refused = check_url(url).unwrap_err();
+            let SourceFailure::Misconfigured { what, remedy } = refused else { panic!("{url}: {refused:?}") };
+            assert!(!what.contains("hu") && !what.contains("r2") && remedy.contains("%40"), "{url}: {what}");
+        }
+        for url in ["mongodb://app:hun%3Fter2@a,b:1/shop?replicaSet=rs0", "mongodb+srv://app@db.internal/shop"] {
+            assert!(check_url(url).is_ok(), "{url}");
+        }
+    }
+}
