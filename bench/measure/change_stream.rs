@@ -14,7 +14,7 @@ use crate::latency::payload;
 use crate::process::{cpu_seconds, load_average, used_seconds};
 
 /// As many events as outboxd asks for at once.
-const BATCH: u32 = 1000;
+const BATCH: u32 = 5000;
 
 #[derive(clap::Args)]
 pub struct LoadOptions {
@@ -91,11 +91,9 @@ pub async fn drain(options: &DrainOptions) -> anyhow::Result<Value> {
     if options.project {
         let wanted = ["insert", "drop", "rename", "dropDatabase", "invalidate"];
         pipeline.push(doc! { "$match": { "operationType": { "$in": wanted.as_slice() } } });
-        let mut fields =
-            doc! { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1 };
-        for field in ["_id", "created_at", "event_type", "headers", "partition_key", "payload", "topic"] {
-            fields.insert(format!("fullDocument.{field}"), 1);
-        }
+        let fields = doc! {
+            "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1, "fullDocument": 1,
+        };
         pipeline.push(doc! { "$project": fields });
     }
     let command = doc! { "aggregate": "outbox", "pipeline": pipeline, "cursor": { "batchSize": BATCH } };

@@ -167,7 +167,7 @@ pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> 
             mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
         }
         SourceSettings::Mongo(source) => {
-            Box::pin(mongodb::preflight::preflight(source, &settings.name, projection, &settings.kafka)).await
+            Box::pin(mongodb::preflight::preflight(source, &settings.name, &settings.kafka)).await
         }
     }
 }

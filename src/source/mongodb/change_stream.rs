@@ -24,7 +24,7 @@ use super::token::{ClusterTime, ResumeToken};
 use crate::source::SourceFailure;
 
 /// How many events one reply has at most. The server also ends it at 16 MB.
-pub const BATCH: u32 = 1000;
+pub const BATCH: u32 = 5000;
 
 /// How long the server waits for news before it answers that there are none.
 const AWAIT: Duration = Duration::from_secs(1);
@@ -103,8 +103,6 @@ pub enum Entry {
 pub struct Watch {
     pub client: Client,
     pub scope: Scope,
-    /// Fields of the documents that are needed.
-    pub fields: Vec<String>,
     /// The URL's read preference.
     pub criteria: Option<SelectionCriteria>,
     /// The server can cut events of more than 16 MB into fragments.
@@ -124,19 +122,10 @@ impl Watch {
                 stream.insert("startAtOperationTime", Timestamp::from(*time));
             }
         }
-        let mut wanted =
-            doc! { "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1 };
-        // A name with a dot or a dollar would mean something else there.
-        match self.fields.iter().any(|field| field.contains(['.', '$']) || field.is_empty()) {
-            true => {
-                wanted.insert("fullDocument", 1);
-            }
-            false => {
-                for field in &self.fields {
-                    wanted.insert(format!("fullDocument.{field}"), 1);
-                }
-            }
-        }
+        // The document is taken whole: picking its fields costs the server more than sending them.
+        let wanted = doc! {
+            "operationType": 1, "clusterTime": 1, "wallTime": 1, "ns": 1, "to": 1, "splitEvent": 1, "fullDocument": 1,
+        };
         let mut stages =
             vec![doc! { "$changeStream": stream }, doc! { "$match": self.scope.filter() }, doc! { "$project": wanted }];
         if self.splits {

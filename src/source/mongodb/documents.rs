@@ -21,14 +21,6 @@ impl Documents {
         Documents { columns, form }
     }
 
-    /// The names of the wanted fields.
-    pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.columns.iter().map(|(name, ..)| name.clone()).collect();
-        names.sort();
-        names.dedup();
-        names
-    }
-
     /// Makes an event of the document, which lies in `reply` or else is copied. One that cannot be read becomes a
     /// defective event.
     pub fn add(&self, document: &RawDocument, table: u32, reply: Option<&[u8]>, chunk: &mut Chunk) {

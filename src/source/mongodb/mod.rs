@@ -137,11 +137,10 @@ fn scope(settings: &MongoSettings, connection: &Connection) -> Scope {
     Scope::new(settings.tables.iter().map(namespace).collect())
 }
 
-fn watch_of(settings: &MongoSettings, connection: &Connection, server: &Server, documents: &Documents) -> Watch {
+fn watch_of(settings: &MongoSettings, connection: &Connection, server: &Server) -> Watch {
     Watch {
         client: connection.client.clone(),
         scope: scope(settings, connection),
-        fields: documents.names(),
         criteria: connection.options.selection_criteria.clone(),
         splits: server.splits_events(),
     }
@@ -165,7 +164,7 @@ pub async fn open(
     stats.has_no_bytes();
     memory.remembered().caught_up_at.get_or_insert_with(|| StreamPosition::end_of(server.now));
     let documents = Documents::new(projection, settings.extended_json);
-    let watch = watch_of(settings, &connection, &server, &documents);
+    let watch = watch_of(settings, &connection, &server);
     let place = Place::open(&settings.checkpoint, &of.kafka)?;
     let taken = match lease::take(&connection.database, pipeline, &memory.holder, settings.no_create).await? {
         Taking::Taken(taken) => taken,

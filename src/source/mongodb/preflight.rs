@@ -7,13 +7,11 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::change_stream::{Entry, Scope, Watch};
 use super::checkpoint::{self, Place};
-use super::documents::Documents;
 use super::judge;
 use super::lease;
 use super::server::{self, Connection, Server};
 use super::watch_of;
 use crate::config::{CheckpointPlace, KafkaSettings, MongoSettings};
-use crate::event::Projection;
 use crate::preflight::{Finding, Report};
 use crate::source::SourceFailure;
 
@@ -21,25 +19,14 @@ use crate::source::SourceFailure;
 const SHORT_WINDOW_HOURS: u32 = 24;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(
-    settings: &MongoSettings,
-    pipeline: &str,
-    projection: &Projection,
-    kafka: &KafkaSettings,
-) -> Vec<Finding> {
+pub async fn preflight(settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Vec<Finding> {
     let mut report = Report::default();
     // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, projection, kafka).await;
+    let _ = look(&mut report, settings, pipeline, kafka).await;
     report.into_findings()
 }
 
-async fn look(
-    report: &mut Report,
-    settings: &MongoSettings,
-    pipeline: &str,
-    projection: &Projection,
-    kafka: &KafkaSettings,
-) -> Option<()> {
+async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Option<()> {
     let connection = report.told("connection", server::connect(settings).await)?;
     let server = report.told("connection", Server::ask(&connection).await)?;
     report.ok("connection", format!("{} answers: MongoDB {}", server.address, server.version_text()));
@@ -58,8 +45,7 @@ async fn look(
         report.refused("replica-set", failure);
     }
     compatibility(report, &connection).await;
-    let documents = Documents::new(projection, settings.extended_json);
-    let watch = watch_of(settings, &connection, &server, &documents);
+    let watch = watch_of(settings, &connection, &server);
     collections(report, &connection, &watch.scope).await;
     checkpoint_rights(report, &connection, settings).await;
     if unusable {

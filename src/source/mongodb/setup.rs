@@ -5,7 +5,6 @@ use mongodb::Database;
 use mongodb::bson::{Document, doc};
 
 use super::checkpoint::{self, Place};
-use super::documents::Documents;
 use super::lease;
 use super::server::{self, Connection, Server};
 use super::server_error::{self, Doing, code};
@@ -84,8 +83,7 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     if let Some(failure) = judge::server(&server).into_iter().next() {
         return Err(failure);
     }
-    let documents = Documents::new(wanted.projection, settings.extended_json);
-    let watch = watch_of(settings, connection, &server, &documents);
+    let watch = watch_of(settings, connection, &server);
     let mut plan = Plan::default();
     for (database, collection) in watch.scope.namespaces() {
         let database = connection.client.database(database);
