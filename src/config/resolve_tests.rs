@@ -94,10 +94,25 @@ fn every_problem_is_reported_at_once() {
 }
 
 #[test]
-fn other_databases_are_not_available_in_this_version() {
-    for url in ["mongodb://db/a", "mongodb+srv://db/a"] {
-        assert!(problem(|options| options.source = Some(url.into())).contains("not available in this version"));
+fn a_mongodb_pipeline_is_named_after_its_database_and_takes_the_documents_id() {
+    for url in ["mongodb://app@db/My-Shop?replicaSet=rs0", "mongodb+srv://app@db.internal/My-Shop"] {
+        let pipeline = resolved(said(|options| {
+            options.source = Some(url.into());
+            options.start = Some("1763291754:3".to_owned());
+            options.checkpoint = Some("kafka".to_owned());
+        }));
+        assert_eq!(pipeline.name, "outboxd_my_shop");
+        let SourceSettings::Mongo(source) = &pipeline.source else { panic!("{:?}", pipeline.source) };
+        assert_eq!(source.checkpoint, CheckpointPlace::Kafka);
+        assert_eq!(source.start, Start::At("1763291754:3".parse().unwrap()));
+        assert_eq!(pipeline.route.columns, [("id".to_owned(), "_id".to_owned())]);
     }
+    assert!(problem(|options| options.source = Some("mongodb://app@db".into())).contains("names no database"));
+}
+
+#[test]
+fn what_is_no_source_is_told_without_its_password() {
+    assert!(problem(|options| options.source = Some("redis://db/a".into())).contains("is not a source"));
     let not_a_url = problem(|options| options.source = Some("app:hunter2@db".into()));
     assert!(not_a_url.contains("is not a URL") && !not_a_url.contains("hunter2"), "{not_a_url}");
 }
