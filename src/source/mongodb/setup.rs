@@ -16,6 +16,7 @@ use crate::source::{SourceFailure, schema};
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
 const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
 const ENTITY: &str = include_str!("../../../sql/mongodb/entity.js");
+const MESSAGE_GROUP: &str = include_str!("../../../sql/mongodb/message-group.js");
 const CHECKPOINT: &str = include_str!("../../../sql/mongodb/checkpoint.js");
 
 type Wanted<'a> = schema::Wanted<'a, MongoSettings>;
@@ -172,6 +173,7 @@ fn template(route: &RouteSettings, collection: &str) -> String {
     let template = match route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
+        "message-group" => MESSAGE_GROUP,
         _ => NATIVE,
     };
     let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
@@ -196,7 +198,7 @@ mod tests {
 
     #[test]
     fn every_line_of_a_script_is_understood() {
-        for (script, expected) in [(NATIVE, 2), (DEBEZIUM, 1), (ENTITY, 6), (CHECKPOINT, 1)] {
+        for (script, expected) in [(NATIVE, 2), (DEBEZIUM, 1), (ENTITY, 6), (MESSAGE_GROUP, 2), (CHECKPOINT, 1)] {
             let filled = schema::fill(script, |_| None);
             assert_eq!(commands(&filled).len(), expected, "{filled}");
             assert_eq!(filled.lines().filter(|line| !line.trim().is_empty()).count(), expected, "{filled}");

@@ -14,6 +14,7 @@ use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
+const MESSAGE_GROUP: &str = include_str!("../../../sql/mysql/message-group.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
 type Wanted<'a> = schema::Wanted<'a, MySqlSettings>;
@@ -138,6 +139,7 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
     let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
+        "message-group" => MESSAGE_GROUP,
         _ => NATIVE,
     };
     schema::fill(template, |name| match name {

@@ -19,6 +19,7 @@ use crate::source::{SourceFailure, schema};
 /// The outbox table of the layout `native`, as it stands.
 pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
 const ENTITY: &str = include_str!("../../../sql/postgres/entity.sql");
+const MESSAGE_GROUP: &str = include_str!("../../../sql/postgres/message-group.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 
 /// The version whose statements are printed when no server can be asked.
@@ -206,6 +207,7 @@ fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: 
     let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
+        "message-group" => MESSAGE_GROUP,
         _ => NATIVE,
     };
     let sql = schema::fill(template, |name| match name {
