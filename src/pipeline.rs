@@ -323,7 +323,7 @@ async fn generation(
     let limits = Limits { events: settings.window.max_events, bytes: settings.window.max_bytes };
     let window = Arc::new(AckWindow::new(limits));
     // First, so that the producer fetches its id while the source is being opened.
-    let mut sink = Sink::create(settings, sink_memory, &window)?;
+    let mut sink = Sink::create(settings, sink_memory, &window, &status.metrics.dead_letters)?;
     let mut known_topics: Vec<&str> = router.plan().fixed_topic().into_iter().collect();
     if let DeadLetter::Topic(topic) = &settings.dead_letter {
         known_topics.push(topic);

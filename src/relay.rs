@@ -221,7 +221,7 @@ impl Pump<'_> {
         let letter_headers = [("outboxd.reason", why), ("outboxd.pipeline", self.status.name())];
         loop {
             let record = self.router.dead_letter(chunk, event, topic, &letter_headers);
-            match self.sink.enqueue(&record, receipt)? {
+            match self.sink.park(&record, receipt).await? {
                 Enqueued::Queued => break,
                 Enqueued::Full => tokio::time::sleep(Duration::from_millis(2)).await,
                 Enqueued::Suspect => {

@@ -13,6 +13,7 @@ mod promises {
     mod demo;
     mod documentation;
     mod fast_shutdown_is_not_blocked;
+    mod http_sink;
     mod init;
     mod kafka_sink;
     mod lost_position;
@@ -40,4 +41,5 @@ mod promises {
     mod secrets;
     mod silent_network;
     mod snapshot;
+    mod stdout_sink;
 }

@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::{print, unexpected};
-use crate::config::{Brokers, PipelineSettings, Settings};
+use crate::config::{PipelineSettings, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::preflight::{Finding, Verdict};
 use crate::route::Plan;
-use crate::sink::kafka;
-use crate::source;
+use crate::{sink, source};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -51,15 +50,7 @@ async fn look(pipeline: &PipelineSettings) -> Result<Vec<Line<'_>>, Halt> {
         what: format!("pipeline `{}`: {error}", pipeline.name),
         remedy: String::new(),
     })?;
-    let sink = async {
-        match pipeline.kafka.brokers {
-            Brokers::Embedded => Vec::new(),
-            Brokers::Servers(_) => {
-                kafka::preflight::preflight(&pipeline.kafka, plan.fixed_topic(), &pipeline.dead_letter).await
-            }
-        }
-    };
-    let (source, sink) = tokio::join!(source::preflight(pipeline, plan.projection()), sink);
+    let (source, sink) = tokio::join!(source::preflight(pipeline, plan.projection()), sink::preflight(pipeline, &plan));
     let line = |side| move |finding| Line { pipeline: &pipeline.name, side, finding };
     Ok(source.into_iter().map(line(Side::Source)).chain(sink.into_iter().map(line(Side::Sink))).collect())
 }

@@ -46,6 +46,20 @@ pub enum ExtendedJson {
     Canonical,
 }
 
+/// What a request of the HTTP sink holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HttpBody {
+    /// A JSON array of the payloads
+    Payloads,
+    /// A JSON array of objects with topic, key, value, headers and timestamp
+    Events,
+    /// A payload a line (NDJSON)
+    Lines,
+    /// One payload as it is, with its headers as x-outboxd-…; a request for each event
+    Single,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -191,9 +205,66 @@ pub struct PipelineOptions {
     #[serde(rename = "unsafe")]
     pub unsafe_settings: Option<bool>,
 
-    /// Where records go
+    /// Where records go: `kafka`, an http:// or https:// URL, `stdout` (a JSON object a line), or `statistics` (counts)
     #[arg(long, env = "OUTBOXD_SINK", value_name = "SINK", default_value = "kafka", help_heading = "Delivery")]
-    pub sink: Option<String>,
+    pub sink: Option<Secret>,
+
+    /// Bearer token of the HTTP sink [default: none]
+    #[arg(long, env = "OUTBOXD_HTTP_TOKEN", value_name = "TOKEN", help_heading = "HTTP")]
+    pub http_token: Option<Secret>,
+
+    /// Header of every request, `NAME=VALUE`; repeatable. In the file: `http-header = { X-Tenant = "a" }`
+    #[arg(long, env = "OUTBOXD_HTTP_HEADER", value_name = "NAME=VALUE", value_delimiter = ',', help_heading = "HTTP")]
+    #[serde(deserialize_with = "values::assignments")]
+    pub http_header: Vec<Assignment>,
+
+    /// Key with which each request's body is signed: the header x-outboxd-signature has its HMAC-SHA256 [default: none]
+    #[arg(long, env = "OUTBOXD_HTTP_SIGN", value_name = "KEY", help_heading = "HTTP")]
+    pub http_sign: Option<Secret>,
+
+    /// What a request holds
+    #[arg(
+        long,
+        env = "OUTBOXD_HTTP_BODY",
+        value_enum,
+        value_name = "FORM",
+        default_value = "payloads",
+        help_heading = "HTTP"
+    )]
+    pub http_body: Option<HttpBody>,
+
+    /// Events in a request at the most
+    #[arg(long, env = "OUTBOXD_HTTP_BATCH", value_name = "EVENTS", default_value = "100", help_heading = "HTTP")]
+    pub http_batch: Option<usize>,
+
+    /// How long an answer is waited for
+    #[arg(long, env = "OUTBOXD_HTTP_TIMEOUT", value_name = "DURATION", default_value = "30s", help_heading = "HTTP")]
+    pub http_timeout: Option<Span>,
+
+    /// Path below the URL, a template like --topic: `/events/{event_type}` [default: the layout's, else none]
+    #[arg(long, env = "OUTBOXD_HTTP_PATH", value_name = "PATH", help_heading = "HTTP")]
+    pub http_path: Option<String>,
+
+    /// Path below the URL of one type of event, `TYPE=PATH`; repeatable [default: the layout's]
+    #[arg(long, env = "OUTBOXD_HTTP_ROUTE", value_name = "TYPE=PATH", value_delimiter = ',', help_heading = "HTTP")]
+    #[serde(deserialize_with = "values::assignments")]
+    pub http_route: Vec<Assignment>,
+
+    /// File of certificates that are trusted instead of the system's [default: none]
+    #[arg(long, env = "OUTBOXD_HTTP_CA", value_name = "FILE", help_heading = "HTTP")]
+    pub http_ca: Option<PathBuf>,
+
+    /// Requests under way at once; events of one key are always in one lane
+    #[arg(long, env = "OUTBOXD_LANES", value_name = "LANES", default_value = "10", help_heading = "HTTP")]
+    pub lanes: Option<usize>,
+
+    /// How often an event that is refused is tried again before it is parked
+    #[arg(long, env = "OUTBOXD_MAX_RETRIES", value_name = "TIMES", default_value = "3", help_heading = "HTTP")]
+    pub max_retries: Option<u32>,
+
+    /// Pause before an event that was refused is tried again; doubled each time, up to a minute
+    #[arg(long, env = "OUTBOXD_RETRY_BACKOFF", value_name = "DURATION", default_value = "1s", help_heading = "HTTP")]
+    pub retry_backoff: Option<Span>,
 
     /// Promise made to consumers
     #[arg(
@@ -344,6 +415,18 @@ impl PipelineOptions {
             kafka: values::assign_over(self.kafka, lower.kafka),
             unsafe_settings: self.unsafe_settings.or(lower.unsafe_settings),
             sink: self.sink.or(lower.sink),
+            http_token: self.http_token.or(lower.http_token),
+            http_header: values::assign_over(self.http_header, lower.http_header),
+            http_sign: self.http_sign.or(lower.http_sign),
+            http_body: self.http_body.or(lower.http_body),
+            http_batch: self.http_batch.or(lower.http_batch),
+            http_timeout: self.http_timeout.or(lower.http_timeout),
+            http_path: self.http_path.or(lower.http_path),
+            http_route: values::assign_over(self.http_route, lower.http_route),
+            http_ca: self.http_ca.or(lower.http_ca),
+            lanes: self.lanes.or(lower.lanes),
+            max_retries: self.max_retries.or(lower.max_retries),
+            retry_backoff: self.retry_backoff.or(lower.retry_backoff),
             delivery: self.delivery.or(lower.delivery),
             checkpoint: self.checkpoint.or(lower.checkpoint),
             checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),

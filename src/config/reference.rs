@@ -6,7 +6,7 @@ use clap::Arg;
 
 use super::options::{self, PipelineOptions, ProcessOptions};
 
-const HEADINGS: [&str; 5] = ["Source", "Routing", "Kafka", "Delivery", "Operation"];
+const HEADINGS: [&str; 6] = ["Source", "Routing", "Kafka", "HTTP", "Delivery", "Operation"];
 
 const INTRODUCTION: &str = "\
 # Configuration

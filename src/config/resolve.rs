@@ -8,11 +8,12 @@ use super::file::{self, FileOptions};
 use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
+use super::resolve_sink::SinkOptions;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
     Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings,
-    SourceSettings, TopicCreation, WindowSettings,
+    SinkSettings, SourceSettings, TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
 use crate::route::layout::{Layout, Role};
@@ -103,12 +104,20 @@ fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option
     })
 }
 
-/// A document's id is its `_id`, where the layout's is a table's `id`.
-fn own_id(route: &mut RouteSettings) {
-    let chosen = route.columns.iter().any(|(role, _)| role == "id");
-    let layout = Layout::named(&route.layout).and_then(|layout| layout.column(Role::Id));
-    if !chosen && layout.is_some_and(|(column, _)| column == "id") {
-        route.columns.push(("id".to_owned(), "_id".to_owned()));
+/// What documents call a table's columns: their id is `_id`, and one layout is in camel case there.
+fn documents_names(route: &mut RouteSettings) {
+    let Some(layout) = Layout::named(&route.layout) else { return };
+    let own = [
+        (Role::Id, "id", "id", "_id"),
+        (Role::Key, "key", "message_group", "messageGroup"),
+        (Role::Timestamp, "timestamp", "created_at", "createdAt"),
+    ];
+    for (role, name, column, field) in own {
+        let chosen = route.columns.iter().any(|(chosen, _)| chosen == name);
+        let camel = layout.name == "message-group" || role == Role::Id;
+        if !chosen && camel && layout.column(role).is_some_and(|(of, _)| of == column) {
+            route.columns.push((name.to_owned(), field.to_owned()));
+        }
     }
 }
 
@@ -133,6 +142,14 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// The options that are about Kafka.
+struct KafkaOptions {
+    brokers: Option<String>,
+    given: Vec<Assignment>,
+    off: Option<bool>,
+    create_topics: Option<String>,
 }
 
 /// Resolves one pipeline, collecting its problems.
@@ -171,15 +188,46 @@ impl Resolver {
     fn pipeline(&mut self, said: PipelineOptions) -> Option<PipelineSettings> {
         self.unavailable(&said);
         let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
-        let kafka = self.kafka(said.brokers, said.kafka, said.unsafe_settings, said.create_topics, &window);
         let mut route = RouteSettings {
             layout: self.layout(said.layout),
             columns: said.column.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
             headers: said.header.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
             topic: self.text("topic", said.topic),
             tombstone_on_null: said.tombstone_on_null.unwrap_or(false),
+            ..RouteSettings::default()
         };
         let dead_letter = self.dead_letter(said.dead_letter);
+        let sink = self.sink(
+            SinkOptions {
+                sink: said.sink,
+                token: said.http_token,
+                headers: said.http_header,
+                sign: said.http_sign,
+                body: said.http_body,
+                batch: said.http_batch,
+                timeout: said.http_timeout,
+                path: said.http_path,
+                routes: said.http_route,
+                ca: said.http_ca,
+                lanes: said.lanes,
+                retries: said.max_retries,
+                backoff: said.retry_backoff,
+            },
+            &mut route,
+        );
+        let needed = match (&sink, &dead_letter, said.checkpoint.as_deref()) {
+            (Some(SinkSettings::Kafka) | None, ..) => Some("the sink"),
+            (_, DeadLetter::Topic(_), _) => Some("the dead-letter topic"),
+            (_, _, Some("kafka")) => Some("the checkpoint"),
+            _ => None,
+        };
+        let kafka = KafkaOptions {
+            brokers: said.brokers,
+            given: said.kafka,
+            off: said.unsafe_settings,
+            create_topics: said.create_topics,
+        };
+        let kafka = self.kafka(kafka, needed, &window);
         let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
         let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
         let name = self.text("name", said.name);
@@ -201,13 +249,15 @@ impl Resolver {
             },
         )?;
         if let SourceSettings::Mongo(_) = source {
-            own_id(&mut route);
+            documents_names(&mut route);
         }
+        route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
         let name = name.or_else(|| self.table.clone()).unwrap_or(own_name);
         Some(PipelineSettings {
             name,
             source,
             route,
+            sink: sink?,
             kafka: kafka?,
             dead_letter,
             window,
@@ -226,13 +276,6 @@ impl Resolver {
             "log" => {}
             "poll" => self.not_yet("capture", "polling"),
             other => self.problem("capture", format!("`{other}` is not a way of capture; there is `log`")),
-        }
-        match word(&said.sink).as_str() {
-            "kafka" => {}
-            "stdout" => self.not_yet("sink", "the sink stdout"),
-            url if url.starts_with("http") => self.not_yet("sink", "the HTTP sink"),
-            url if url.starts_with("amqp") => self.not_yet("sink", "the RabbitMQ sink"),
-            other => self.problem("sink", format!("`{other}` is not a sink; there is `kafka`")),
         }
         match word(&said.delivery).as_str() {
             "at-least-once" => {}
@@ -279,7 +322,7 @@ impl Resolver {
         window
     }
 
-    fn duration(&mut self, key: &str, said: Option<Span>) -> std::time::Duration {
+    pub(super) fn duration(&mut self, key: &str, said: Option<Span>) -> std::time::Duration {
         let duration = said.map_or_else(Default::default, |Span(duration)| duration);
         if duration.is_zero() {
             self.problem(key, "must be longer than nothing");
@@ -287,14 +330,8 @@ impl Resolver {
         duration
     }
 
-    fn kafka(
-        &mut self,
-        brokers: Option<String>,
-        given: Vec<Assignment>,
-        off: Option<bool>,
-        create_topics: Option<String>,
-        window: &WindowSettings,
-    ) -> Option<KafkaSettings> {
+    fn kafka(&mut self, options: KafkaOptions, needed: Option<&str>, window: &WindowSettings) -> Option<KafkaSettings> {
+        let KafkaOptions { brokers, given, off, create_topics } = options;
         let guard = Guard { window, off: off.unwrap_or(false) };
         let (mut options, problems) = kafka_options::translate(&given, &guard);
         for (key, what) in problems {
@@ -312,10 +349,15 @@ impl Resolver {
                 return None;
             }
             (None, None) if self.without_sink => "embedded".to_owned(),
-            (None, None) => {
-                self.problem("brokers", "is missing: Kafka's bootstrap servers, for instance localhost:9092");
-                return None;
-            }
+            (None, None) => match needed {
+                None => return Some(KafkaSettings { brokers: Brokers::None, options, create_topics }),
+                Some(whose) => {
+                    let what =
+                        format!("is missing: Kafka's bootstrap servers for {whose}, for instance localhost:9092");
+                    self.problem("brokers", what);
+                    return None;
+                }
+            },
             (Some(brokers), _) | (None, Some(brokers)) => brokers,
         };
         if servers == "embedded" {

@@ -1,14 +1,16 @@
 //! What a run needs to know, typed and checked. Nothing here is optional unless its absence means something.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::kafka_options::KafkaOption;
-use super::options::{ExtendedJson, LogFormat, Snapshot};
+use super::options::{ExtendedJson, HttpBody, LogFormat, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
+use crate::sink::lanes::LaneSettings;
 use crate::source::mongodb::token::StartPoint;
 use crate::source::mysql::position::BinlogPosition;
 
@@ -43,6 +45,8 @@ pub struct PipelineSettings {
     pub name: String,
     pub source: SourceSettings,
     pub route: RouteSettings,
+    pub sink: SinkSettings,
+    /// Of the sink, of the checkpoint, or of dead letters.
     pub kafka: KafkaSettings,
     pub dead_letter: DeadLetter,
     pub window: WindowSettings,
@@ -60,6 +64,16 @@ pub enum SourceSettings {
     /// And MariaDB.
     MySql(MySqlSettings),
     Mongo(MongoSettings),
+}
+
+impl SourceSettings {
+    pub fn tables(&self) -> &[TableName] {
+        match self {
+            SourceSettings::Postgres(source) => &source.tables,
+            SourceSettings::MySql(source) => &source.tables,
+            SourceSettings::Mongo(source) => &source.tables,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -129,6 +143,46 @@ pub struct RouteSettings {
     /// A template; `None`: the row's topic, else the layout's.
     pub topic: Option<String>,
     pub tombstone_on_null: bool,
+    pub naming: Naming,
+    /// Event type and path, for HTTP.
+    pub paths: Vec<(String, String)>,
+    /// Names of the tables, for topics that are called after them.
+    pub tables: Vec<String>,
+}
+
+/// What a topic may be called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// As Kafka allows it; an event without a topic cannot be delivered.
+    #[default]
+    Kafka,
+    /// Anything, or nothing.
+    Free,
+}
+
+/// Where records go.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum SinkSettings {
+    Kafka,
+    Http(Box<HttpSettings>),
+    Stdout,
+    /// Records are counted and thrown away.
+    Statistics,
+}
+
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    pub url: Secret,
+    pub token: Option<Secret>,
+    pub headers: Vec<(String, Secret)>,
+    /// The key of the requests' signature.
+    pub signing_key: Option<Secret>,
+    pub body: HttpBody,
+    pub timeout: Duration,
+    /// A file of certificates that are trusted instead of the system's.
+    pub ca: Option<PathBuf>,
+    pub lanes: LaneSettings,
 }
 
 #[derive(Clone, Debug)]
@@ -142,6 +196,8 @@ pub struct KafkaSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Brokers {
+    /// Nothing needs Kafka.
+    None,
     /// librdkafka's in-process broker.
     Embedded,
     Servers(String),

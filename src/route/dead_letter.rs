@@ -34,14 +34,16 @@ impl Router {
         if !self.topic.is_empty() {
             self.headers.push("outboxd.topic", Some(self.topic.as_bytes()));
         }
-        let position = chunk.commit(event).id.to_string();
+        let commit = chunk.commit(event).id;
+        let position = commit.to_string();
         self.headers.push("outboxd.position", Some(position.as_bytes()));
         for (name, value) in extra {
             self.headers.push(name, Some(value.as_bytes()));
         }
         let content = chunk.defect(event).and_then(|(_, content)| content);
         let value = content.or_else(|| chunk.field(event, self.plan.payload));
-        Record { topic, partition: None, key: slot(&self.plan.key), value, headers: &self.headers, timestamp_millis }
+        let key = slot(&self.plan.key);
+        Record { topic, partition: None, key, value, headers: &self.headers, timestamp_millis, commit }
     }
 
     /// Names an event for people: its id, where the layout has one.

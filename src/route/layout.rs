@@ -54,6 +54,8 @@ pub struct Layout {
     pub headers: &'static [(&'static str, Role)],
     /// Headers from columns that play no other role.
     pub column_headers: &'static [&'static str],
+    /// Event types, and the path that an HTTP sink sends them to.
+    pub paths: &'static [(&'static str, &'static str)],
 }
 
 use Need::{Optional, Required};
@@ -74,6 +76,7 @@ pub const LAYOUTS: &[Layout] = &[
         topic: "{topic}",
         headers: &[("id", Role::Id), ("event_type", Role::Type)],
         column_headers: &[],
+        paths: &[],
     },
     Layout {
         name: "debezium",
@@ -88,6 +91,7 @@ pub const LAYOUTS: &[Layout] = &[
         topic: "outbox.event.{topic}",
         headers: &[("id", Role::Id)],
         column_headers: &[],
+        paths: &[],
     },
     Layout {
         name: "entity",
@@ -104,6 +108,22 @@ pub const LAYOUTS: &[Layout] = &[
         topic: "{topic}",
         headers: &[("event_id", Role::Id), ("event_type", Role::Type), ("entity_version", Role::Version)],
         column_headers: &["entity_type", "entity_id"],
+        paths: &[],
+    },
+    Layout {
+        name: "message-group",
+        tables: &["outbox_events", "outbox_dispatch_jobs"],
+        columns: &[
+            (Role::Id, "id", Required),
+            (Role::Key, "message_group", Optional),
+            (Role::Type, "type", Required),
+            (Role::Payload, "payload", Required),
+            (Role::Timestamp, "created_at", Optional),
+        ],
+        topic: "{table}",
+        headers: &[("id", Role::Id), ("type", Role::Type)],
+        column_headers: &[],
+        paths: &[("EVENT", "/api/events/batch"), ("DISPATCH_JOB", "/api/dispatch/jobs/batch")],
     },
 ];
 

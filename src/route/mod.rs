@@ -9,8 +9,8 @@ pub mod template;
 
 use thiserror::Error;
 
-use crate::config::RouteSettings;
-use crate::event::{Chunk, OutboxEvent, Projection, Want};
+use crate::config::{Naming, RouteSettings};
+use crate::event::{Chunk, CommitId, OutboxEvent, Projection, Want};
 use layout::{Layout, Need, Role};
 use template::Part;
 
@@ -27,6 +27,8 @@ pub enum PlanError {
     PayloadPointer,
     #[error("topic template: {0}")]
     Template(#[from] template::TemplateError),
+    #[error("the layout `{0}` has no event type, so it has no path for each")]
+    NoType(&'static str),
     #[error("the topic `{0}` is not a name Kafka takes: 1 to 249 letters, digits, dots, dashes and underscores")]
     TopicName(String),
 }
@@ -50,7 +52,12 @@ enum Origin {
 #[derive(Debug)]
 enum TopicPart {
     Text(String),
-    Value { name: String, origin: Origin },
+    /// The table's name, with dashes.
+    Table,
+    Value {
+        name: String,
+        origin: Origin,
+    },
 }
 
 /// A compiled routing plan.
@@ -65,6 +72,11 @@ pub struct Plan {
     headers: Vec<(String, Origin)>,
     spread: Option<Origin>,
     tombstone: bool,
+    naming: Naming,
+    /// Where the type is, and the path of each.
+    paths: Option<(Origin, Vec<(String, String)>)>,
+    /// The tables' names, with dashes.
+    tables: Vec<String>,
 }
 
 impl Plan {
@@ -111,11 +123,15 @@ impl Plan {
             headers.push(("version".to_owned(), origin));
         }
 
-        let written = template::parse(options.topic.as_deref().unwrap_or(layout.topic))?;
+        let written = match (options.topic.as_deref().unwrap_or(layout.topic), options.naming) {
+            ("", Naming::Free) => Vec::new(),
+            (template, _) => template::parse(template)?,
+        };
         let mut topic = Vec::new();
         for part in written {
             topic.push(match part {
                 Part::Text(text) => TopicPart::Text(text),
+                Part::Name(name) if name == "table" => TopicPart::Table,
                 Part::Name(name) => {
                     let by_role = Role::named(&name).and_then(|role| origin_of(&mut projection, role));
                     let origin = by_role.unwrap_or_else(|| origin(&mut projection, &name, Need::Required));
@@ -123,12 +139,19 @@ impl Plan {
                 }
             });
         }
-        if let [TopicPart::Text(name)] = topic.as_slice() {
+        if let ([TopicPart::Text(name)], Naming::Kafka) = (topic.as_slice(), options.naming) {
             check_topic(name).map_err(|_| PlanError::TopicName(name.clone()))?;
         }
         for (name, column) in &options.headers {
             headers.push((name.clone(), origin(&mut projection, column, Need::Required)));
         }
+        let paths = match options.paths.is_empty() {
+            true => None,
+            false => {
+                let kind = origin_of(&mut projection, Role::Type);
+                Some((kind.ok_or(PlanError::NoType(layout.name))?, options.paths.clone()))
+            }
+        };
         let timestamp = column_of(Role::Timestamp)
             .map(|(column, need)| projection.slot(column, Want::Time, need == Need::Required));
         Ok(Plan {
@@ -141,6 +164,9 @@ impl Plan {
             headers,
             spread,
             tombstone: options.tombstone_on_null,
+            naming: options.naming,
+            paths,
+            tables: options.tables.iter().map(|name| name.replace('_', "-")).collect(),
         })
     }
 
@@ -174,6 +200,8 @@ pub enum Unroutable {
     NullTopic(String),
     #[error("its topic `{0}` is not a name Kafka takes")]
     BadTopic(String),
+    #[error("there is no path for its type `{0}`")]
+    NoPath(String),
     #[error("its `{0}` is not UTF-8")]
     NotUtf8(&'static str),
     #[error("its headers are not a JSON object: {0}")]
@@ -185,7 +213,7 @@ pub enum Unroutable {
 }
 
 /// A record's headers, in one buffer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Headers {
     bytes: Vec<u8>,
     /// Ends of the name and of the value; `None` is a null value.
@@ -243,6 +271,8 @@ pub struct Record<'a> {
     pub value: Option<&'a [u8]>,
     pub headers: &'a Headers,
     pub timestamp_millis: i64,
+    /// Where it came from, for messages and dead letters.
+    pub commit: CommitId,
 }
 
 /// Applies a plan; keeps the buffers that records borrow.
@@ -275,17 +305,34 @@ impl Router {
         for part in &plan.topic {
             match part {
                 TopicPart::Text(text) => self.topic.push_str(text),
+                TopicPart::Table => {
+                    self.topic.push_str(plan.tables.get(event.table as usize).map_or("", String::as_str));
+                }
                 TopicPart::Value { name, origin } => {
                     let value = match origin {
                         Origin::Slot(slot) => chunk.field(event, *slot),
                         Origin::Pointer(pointer) => pointers.find(pointer, &mut self.key)?,
                     };
-                    let value = value.ok_or_else(|| Unroutable::NullTopic(name.clone()))?;
+                    let value = match (value, plan.naming) {
+                        (None, Naming::Free) => continue,
+                        (value, _) => value.ok_or_else(|| Unroutable::NullTopic(name.clone()))?,
+                    };
                     self.topic.push_str(std::str::from_utf8(value).map_err(|_| Unroutable::NotUtf8("topic"))?);
                 }
             }
         }
-        check_topic(&self.topic).map_err(|()| Unroutable::BadTopic(self.topic.clone()))?;
+        if plan.naming == Naming::Kafka {
+            check_topic(&self.topic).map_err(|()| Unroutable::BadTopic(self.topic.clone()))?;
+        }
+        if let Some((origin, paths)) = &plan.paths {
+            let kind = match origin {
+                Origin::Slot(slot) => chunk.field(event, *slot),
+                Origin::Pointer(pointer) => pointers.find(pointer, &mut self.key)?,
+            };
+            let path = paths.iter().find(|(of, _)| kind == Some(of.as_bytes())).map(|(_, path)| path);
+            let unknown = || Unroutable::NoPath(String::from_utf8_lossy(kind.unwrap_or_default()).into_owned());
+            self.topic.push_str(path.ok_or_else(unknown)?);
+        }
 
         for (name, origin) in &plan.headers {
             let value = match origin {
@@ -329,9 +376,10 @@ impl Router {
             Some(Origin::Pointer(pointer)) => pointers.find(pointer, &mut self.key)?,
             None => None,
         };
+        let commit = chunk.commit(event).id;
         let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());
         let value = if plan.tombstone && blank() { None } else { Some(payload.unwrap_or(b"null")) };
-        Ok(Record { topic: &self.topic, partition, key, value, headers: &self.headers, timestamp_millis })
+        Ok(Record { topic: &self.topic, partition, key, value, headers: &self.headers, timestamp_millis, commit })
     }
 }
 

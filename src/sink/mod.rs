@@ -1,16 +1,27 @@
 //! Where records go. A sink takes records in order, never drops a receipt, and resolves each one in the ack window
-//! when the broker has answered.
+//! when the place has answered.
 
+mod http;
+mod json;
 pub mod kafka;
+pub mod lanes;
+mod office;
+mod statistics;
+mod stdout;
 
 use std::sync::Arc;
 
+use prometheus_client::metrics::counter::Counter;
 use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
-use crate::config::PipelineSettings;
-use crate::route::Record;
+use crate::config::{Brokers, PipelineSettings, SinkSettings};
+use crate::preflight::Finding;
+use crate::route::{Plan, Record};
+use http::HttpCourier;
+use lanes::{Lanes, Parcel};
+use office::Office;
 
 /// Trouble on the broker's side that is not about one record.
 #[derive(Clone, Debug, Error)]
@@ -50,62 +61,126 @@ pub struct Memory {
 }
 
 /// Enum dispatch over the few sinks there are.
-pub enum Sink {
-    Kafka(kafka::KafkaSink),
+enum Kind {
+    Kafka(Box<kafka::KafkaSink>),
+    Lanes(Lanes),
+    Stdout(stdout::StdoutSink),
+    Statistics(statistics::StatisticsSink),
+}
+
+pub struct Sink {
+    kind: Kind,
+    /// Takes what the others cannot deliver; Kafka does that itself.
+    office: Arc<Office>,
+    window: Arc<AckWindow>,
 }
 
 impl Sink {
-    /// Makes the sink; returns before the broker has answered.
-    pub fn create(settings: &PipelineSettings, memory: &Memory, window: &Arc<AckWindow>) -> Result<Self, SinkFailure> {
-        kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window).map(Sink::Kafka)
+    /// Makes the sink; returns before anybody has answered.
+    pub fn create(
+        settings: &PipelineSettings,
+        memory: &Memory,
+        window: &Arc<AckWindow>,
+        dead_letters: &Counter,
+    ) -> Result<Self, SinkFailure> {
+        let office = Arc::new(match settings.sink {
+            SinkSettings::Kafka => Office::closed(),
+            _ => Office::open(settings, dead_letters)?,
+        });
+        let kind = match &settings.sink {
+            SinkSettings::Kafka => {
+                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window)?))
+            }
+            SinkSettings::Http(http) => Kind::Lanes(Lanes::start(HttpCourier::new(http)?, http.lanes, &office, window)),
+            SinkSettings::Stdout => Kind::Stdout(stdout::StdoutSink::create(window)?),
+            SinkSettings::Statistics => Kind::Statistics(statistics::StatisticsSink::create(window)),
+        };
+        Ok(Sink { kind, office, window: window.clone() })
     }
 
     /// Waits for the broker and makes sure of the topics that are known beforehand.
     pub async fn ready(&mut self, topics: &[&str]) -> Result<(), SinkFailure> {
-        match self {
-            Sink::Kafka(sink) => sink.ready(topics).await,
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.ready(topics).await,
+            // Whether they take anything is known with the first record.
+            Kind::Lanes(_) | Kind::Stdout(_) | Kind::Statistics(_) => Ok(()),
         }
     }
 
     /// Takes a record, or says why not. Its receipt is resolved in the window when it was acknowledged.
     pub fn enqueue(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
-        match self {
-            Sink::Kafka(sink) => sink.enqueue(record, receipt),
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.enqueue(record, receipt),
+            Kind::Lanes(lanes) => Ok(lanes.enqueue(record, receipt)),
+            Kind::Stdout(sink) => Ok(sink.enqueue(record, receipt)),
+            Kind::Statistics(sink) => {
+                sink.enqueue(record, receipt);
+                Ok(Enqueued::Queued)
+            }
         }
+    }
+
+    /// Takes a dead letter, as [`enqueue`](Self::enqueue) takes a record.
+    pub async fn park(&mut self, letter: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
+        if let Kind::Kafka(sink) = &mut self.kind {
+            return sink.enqueue(letter, receipt);
+        }
+        self.office.take(&Parcel::of(letter, receipt)).await?;
+        self.window.resolve(receipt);
+        Ok(Enqueued::Queued)
     }
 
     /// Says that nothing more is at hand, so that waiting for fuller batches would only cost time.
     pub fn hurry(&self) {
-        match self {
-            Sink::Kafka(sink) => sink.hurry(),
+        if let Kind::Kafka(sink) = &self.kind {
+            sink.hurry();
         }
     }
 
     /// Finds out about a topic that [`Enqueued::Unprepared`] was said of.
     pub async fn prepare(&mut self, topic: &str) -> Result<Enqueued, SinkFailure> {
-        match self {
-            Sink::Kafka(sink) => sink.prepare(topic).await,
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.prepare(topic).await,
+            _ => Ok(Enqueued::Queued),
         }
     }
 
     /// Sends a record with nothing else in flight.
     pub async fn send_alone(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
-        match self {
-            Sink::Kafka(sink) => sink.send_alone(record, receipt).await,
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.send_alone(record, receipt).await,
+            _ => self.enqueue(record, receipt),
         }
     }
 
     /// Waits for what is in flight, until the deadline.
     pub async fn drain(&mut self, deadline: Instant) {
-        match self {
-            Sink::Kafka(sink) => sink.drain(deadline).await,
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.drain(deadline).await,
+            Kind::Lanes(lanes) => lanes.drain(deadline).await,
+            Kind::Stdout(sink) => sink.drain(deadline).await,
+            Kind::Statistics(_) => {}
         }
     }
 
     /// Gives up what is still queued.
     pub async fn abandon(self) {
-        match self {
-            Sink::Kafka(sink) => sink.abandon().await,
+        match self.kind {
+            Kind::Kafka(sink) => sink.abandon().await,
+            Kind::Stdout(sink) => sink.abandon().await,
+            // Dropped, which ends them.
+            Kind::Lanes(_) | Kind::Statistics(_) => {}
         }
+    }
+}
+
+/// Looks at everything that a run needs of the sink, and changes nothing.
+pub async fn preflight(settings: &PipelineSettings, plan: &Plan) -> Vec<Finding> {
+    match (&settings.sink, &settings.kafka.brokers) {
+        (SinkSettings::Kafka, Brokers::Servers(_)) => {
+            kafka::preflight::preflight(&settings.kafka, plan.fixed_topic(), &settings.dead_letter).await
+        }
+        (SinkSettings::Http(http), _) => http::preflight(http).await,
+        _ => Vec::new(),
     }
 }

@@ -67,6 +67,13 @@ impl Database {
         database
     }
 
+    /// With the columns that a table of the layout `native` may have.
+    pub async fn with_native_outbox(server: Server) -> Self {
+        let database = Self::with_outbox(server).await;
+        database.execute("ALTER TABLE outbox ADD event_type text, ADD topic text, ADD headers jsonb").await;
+        database
+    }
+
     pub fn url(&self) -> String {
         in_database(&self.server_url, &self.name)
     }

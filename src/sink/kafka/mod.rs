@@ -313,7 +313,7 @@ pub fn client_config(settings: &KafkaSettings) -> Result<ClientConfig, SinkFailu
 fn brokers(settings: &KafkaSettings) -> &str {
     match &settings.brokers {
         Brokers::Servers(servers) => servers,
-        Brokers::Embedded => "",
+        Brokers::Embedded | Brokers::None => "",
     }
 }
 

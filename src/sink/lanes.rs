@@ -1,0 +1,274 @@
+//! Lanes: how order is kept where the place itself keeps none.
+//!
+//! ```text
+//!   enqueue ──hash of the key──▶ lane 0  [ parcel parcel … ] ── one batch at a time ──▶ Courier::send
+//!                                lane 1  [ parcel … ]        ──         "           ──▶
+//!                                …
+//! ```
+//!
+//! All records of a key are in one lane, and a lane has one batch under way: so a key's records arrive in order, and
+//! while one of them is tried again the others of its lane wait. Records without a key are one lane. While a batch is
+//! under way the next one gathers, so batches grow with the load and nothing waits for company.
+//!
+//! A batch that the place refuses is tried by halves until the culprit stands alone. Only the culprit is parked.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::office::Office;
+use super::{Enqueued, SinkFailure};
+use crate::ack_window::{AckWindow, Receipt};
+use crate::event::CommitId;
+use crate::route::{Headers, Record};
+
+/// A record on its way, with what it needs to outlive its chunk.
+#[derive(Clone, Debug)]
+pub struct Parcel {
+    pub receipt: Receipt,
+    pub topic: Box<str>,
+    pub key: Option<Box<[u8]>>,
+    pub value: Option<Box<[u8]>>,
+    pub headers: Headers,
+    pub timestamp_millis: i64,
+    pub commit: CommitId,
+}
+
+impl Parcel {
+    pub fn of(record: &Record<'_>, receipt: Receipt) -> Self {
+        Parcel {
+            receipt,
+            topic: record.topic.into(),
+            key: record.key.map(Into::into),
+            value: record.value.map(Into::into),
+            headers: record.headers.clone(),
+            timestamp_millis: record.timestamp_millis,
+            commit: record.commit,
+        }
+    }
+}
+
+/// Why a batch was not taken.
+#[derive(Debug)]
+pub enum Refusal {
+    /// It passes: no connection, or the place asks for patience. Never counts as an attempt.
+    Later { why: String, after: Option<Duration> },
+    /// The place does not want these records.
+    Refused { why: String },
+    /// Nothing but a person can help.
+    Halt(SinkFailure),
+}
+
+/// Brings batches to a place.
+pub trait Courier: Send + Sync + 'static {
+    /// Whether two records that follow each other may be in one batch.
+    fn together(&self, one: &Parcel, next: &Parcel) -> bool;
+
+    /// Delivers all of the batch, or nothing that counts.
+    fn send(&self, batch: &[Parcel]) -> impl Future<Output = Result<(), Refusal>> + Send;
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LaneSettings {
+    pub lanes: usize,
+    /// Records in a batch at the most.
+    pub batch: usize,
+    /// How often a record that stands alone is tried again.
+    pub retries: u32,
+    /// The pause before the first of these; it doubles with each.
+    pub backoff: Duration,
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+
+struct Lane {
+    queue: Mutex<VecDeque<Parcel>>,
+    filled: Notify,
+}
+
+impl Lane {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Parcel>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Lanes {
+    lanes: Vec<Arc<Lane>>,
+    under_way: Arc<UnderWay>,
+    // Ended when dropped.
+    _tasks: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    parcels: AtomicUsize,
+    none: Notify,
+}
+
+impl UnderWay {
+    fn arrived(&self) {
+        if self.parcels.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.none.notify_waiters();
+        }
+    }
+}
+
+impl Lanes {
+    pub fn start<C: Courier>(
+        courier: C,
+        settings: LaneSettings,
+        office: &Arc<Office>,
+        window: &Arc<AckWindow>,
+    ) -> Self {
+        let courier = Arc::new(courier);
+        let under_way = Arc::<UnderWay>::default();
+        let mut tasks = JoinSet::new();
+        let lanes: Vec<_> = (0..settings.lanes.max(1))
+            .map(|_| Arc::new(Lane { queue: Mutex::default(), filled: Notify::new() }))
+            .collect();
+        for lane in &lanes {
+            let worker = Worker {
+                lane: lane.clone(),
+                courier: courier.clone(),
+                settings,
+                office: office.clone(),
+                window: window.clone(),
+                under_way: under_way.clone(),
+            };
+            tasks.spawn(worker.run());
+        }
+        Lanes { lanes, under_way, _tasks: tasks }
+    }
+
+    /// Puts a record into its lane. The window bounds what is in flight, so a lane is never full.
+    pub fn enqueue(&self, record: &Record<'_>, receipt: Receipt) -> Enqueued {
+        let lane = match record.key {
+            None => 0,
+            Some(key) => {
+                let mut hasher = DefaultHasher::new();
+                key.hash(&mut hasher);
+                (hasher.finish() % self.lanes.len() as u64) as usize
+            }
+        };
+        self.under_way.parcels.fetch_add(1, Ordering::AcqRel);
+        let lane = &self.lanes[lane];
+        lane.queue().push_back(Parcel::of(record, receipt));
+        lane.filled.notify_one();
+        Enqueued::Queued
+    }
+
+    /// Waits for what is under way, until the deadline.
+    pub async fn drain(&self, deadline: Instant) {
+        loop {
+            let none = self.under_way.none.notified();
+            if self.under_way.parcels.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            if tokio::time::timeout_at(deadline, none).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+struct Worker<C> {
+    lane: Arc<Lane>,
+    courier: Arc<C>,
+    settings: LaneSettings,
+    office: Arc<Office>,
+    window: Arc<AckWindow>,
+    under_way: Arc<UnderWay>,
+}
+
+impl<C: Courier> Worker<C> {
+    async fn run(self) {
+        loop {
+            let batch = self.gather();
+            if batch.is_empty() {
+                self.lane.filled.notified().await;
+                continue;
+            }
+            if let Err(failure) = self.deliver(&batch).await {
+                // What is left is read again by the next generation.
+                self.window.fail(failure);
+                return;
+            }
+        }
+    }
+
+    /// What waits at the head of the lane, as far as it may go together.
+    fn gather(&self) -> Vec<Parcel> {
+        let mut queue = self.lane.queue();
+        let mut count = usize::from(!queue.is_empty());
+        while count < queue.len().min(self.settings.batch) && self.courier.together(&queue[count - 1], &queue[count]) {
+            count += 1;
+        }
+        queue.drain(..count).collect()
+    }
+
+    async fn deliver(&self, batch: &[Parcel]) -> Result<(), SinkFailure> {
+        // Ranges that are still to be sent; the next one is the last.
+        let mut left = Vec::from([std::ops::Range { start: 0, end: batch.len() }]);
+        while let Some(range) = left.pop() {
+            let part = &batch[range.clone()];
+            match self.send(part).await? {
+                None => self.arrived(part),
+                Some(why) if part.len() == 1 => self.park(&part[0], &why).await?,
+                Some(_) => {
+                    let middle = range.start + range.len() / 2;
+                    left.push(middle..range.end);
+                    left.push(range.start..middle);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends until it is taken or refused for good; says why it was refused.
+    async fn send(&self, part: &[Parcel]) -> Result<Option<String>, SinkFailure> {
+        let (mut tries, mut pause) = (0, FIRST_PAUSE);
+        loop {
+            match self.courier.send(part).await {
+                Ok(()) => return Ok(None),
+                Err(Refusal::Halt(failure)) => return Err(failure),
+                Err(Refusal::Later { why, after }) => {
+                    tracing::warn!(records = part.len(), "to be sent again: {why}");
+                    tokio::time::sleep(after.unwrap_or(pause)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                // One of several is to blame, and patience does not tell which.
+                Err(Refusal::Refused { why }) if part.len() > 1 => return Ok(Some(why)),
+                Err(Refusal::Refused { why }) if tries >= self.settings.retries => return Ok(Some(why)),
+                Err(Refusal::Refused { why }) => {
+                    tracing::info!(tries = tries + 1, "a record was refused and is tried again: {why}");
+                    let backoff = self.settings.backoff.saturating_mul(2_u32.saturating_pow(tries));
+                    tokio::time::sleep(backoff.min(LONGEST_BACKOFF)).await;
+                    tries += 1;
+                }
+            }
+        }
+    }
+
+    fn arrived(&self, part: &[Parcel]) {
+        for parcel in part {
+            self.window.resolve(parcel.receipt);
+            self.under_way.arrived();
+        }
+    }
+
+    async fn park(&self, parcel: &Parcel, why: &str) -> Result<(), SinkFailure> {
+        self.office.take_refused(parcel, why).await?;
+        self.window.resolve(parcel.receipt);
+        self.under_way.arrived();
+        Ok(())
+    }
+}
