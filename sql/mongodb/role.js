@@ -1,8 +1,8 @@
 // A user that may relay and nothing else. Run it after `outboxd init` in the database of the outbox, here `shop`
 // (mongosh "mongodb://…/shop" role.js), with the names and the password changed to yours.
 db.runCommand({ "createRole": "outboxd", "privileges": [
-    // To watch the outbox, and to read it for --snapshot existing. With several collections put "collection": "",
-    // which means all of the database; with several databases "db": "" as well, which means all.
+    // To watch the outbox, and to read it for --snapshot existing. With several collections, or --table '*', put
+    // "collection": "", which means all of the database; with several databases "db": "" as well, which means all.
     { "resource": { "db": "shop", "collection": "outbox" }, "actions": ["find", "changeStream"] },
     // Who runs it, and where it stands. No remove: giving a position up is a person's decision.
     { "resource": { "db": "shop", "collection": "outboxd_checkpoint" }, "actions": ["find", "insert", "update"] }

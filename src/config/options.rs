@@ -87,6 +87,8 @@ pub struct PipelineOptions {
     pub capture: Option<String>,
 
     /// Outbox table or collection, `table` or `schema.table`; repeatable [default: the layout's own]
+    ///
+    /// With MongoDB `*` means all collections of SOURCE's database, and `database.*` those of another one.
     #[arg(long, env = "OUTBOXD_TABLE", value_name = "TABLE", value_delimiter = ',', help_heading = "Source")]
     #[serde(deserialize_with = "values::one_or_many")]
     pub table: Vec<String>,

@@ -81,6 +81,7 @@ impl Resolver {
     }
 
     fn postgres(&mut self, url: SourceUrl, parts: &UrlParts, options: SourceOptions<'_>) -> Option<Named> {
+        self.no_wildcards(&options.tables);
         let tables = self.own_tables(&options);
         let slot = self.text("slot", options.slot);
         let publication = self.text("publication", options.publication).unwrap_or_default();
@@ -109,6 +110,7 @@ impl Resolver {
     }
 
     fn mysql(&mut self, url: SourceUrl, parts: &UrlParts, options: SourceOptions<'_>) -> Option<Named> {
+        self.no_wildcards(&options.tables);
         let tables = self.own_tables(&options);
         self.only_for("slot", options.slot.is_some(), "PostgreSQL");
         self.only_for("message-prefix", !options.message_prefixes.is_empty(), "PostgreSQL");
@@ -182,6 +184,13 @@ impl Resolver {
     fn only_for(&mut self, key: &str, said: bool, whose: &str) {
         if said {
             self.problem(key, format!("is only for {whose}: leave it out"));
+        }
+    }
+
+    fn no_wildcards(&mut self, tables: &[String]) {
+        for text in tables.iter().filter(|text| *text == "*" || text.ends_with(".*")) {
+            let what = format!("`{text}`: all tables at once are only for MongoDB's collections: name each table");
+            self.problem("table", what);
         }
     }
 

@@ -151,6 +151,51 @@ async fn the_least_privileged_user_of_the_role_relays_and_checks() {
 }
 
 #[tokio::test]
+async fn a_whole_database_needs_its_rights_and_no_collection_made() {
+    let database = MongoDatabase::create().await;
+    let (topic, all) = (Topic::create(1).await, ["--table", "*"]);
+    let remark = format!("all collections of {} are read as they come", database.name());
+    let printed = init(&database.url(), &[&all[..], &["--dry-run"]].concat()).await;
+    assert!(printed.contains(&format!("// {remark}")), "{printed}");
+    look(&database.url(), &topic, &all).await.warns("collection", "where there is none yet");
+    let said = init(&database.url(), &[&all[..], &["--snapshot", "existing"]].concat()).await;
+    assert!(said.contains(&remark) && said.contains("created starting position"), "{said}");
+    assert_eq!(collections(&database).await, ["outboxd_checkpoint"]);
+    for (number, collection) in ["b", "a"].into_iter().enumerate() {
+        let added = database.collection(collection).insert_one(numbered(number as u32)).await;
+        added.expect("a document is added");
+    }
+    let role = script("role").replace("\"shop\"", &format!("{:?}", database.name())).replace("change me", "secret");
+    run_script(&database, &role).await;
+    let url = database.url_of("outboxd", "secret");
+    let checked = look(&url, &topic, &all).await;
+    let found = checked.fails("change-stream", "not authorized");
+    assert!(found.remedy.contains("all on their database") && found.remedy.contains("role.js"), "{found:?}");
+    let whole = doc! { "resource": { "db": database.name(), "collection": "" }, "actions": ["find", "changeStream"] };
+    database.run(doc! { "grantPrivilegesToRole": "outboxd", "privileges": [whole] }).await;
+    let checked = look(&url, &topic, &all).await;
+    checked.would_start();
+    checked.is_fine("collection", "now a, b");
+    checked.is_fine("change-stream", &format!("{}.* can be watched", database.name()));
+    let mut relay = Relay::start_at(&url, &topic, &[&all[..], &["--no-create"]].concat());
+    until_log(&mut relay, "reading the change stream").await;
+    topic.reader().arrive_at_least_once(&[0, 1], &[]).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn all_tables_at_once_are_refused_of_other_databases() {
+    for url in ["postgres://app@127.0.0.1/shop", "mysql://app@127.0.0.1/shop", "mariadb://app@127.0.0.1/shop"] {
+        for table in ["*", "shop.*"] {
+            let ended = outboxd(&["run", url, "--brokers", "127.0.0.1:1", "--table", table]).await;
+            assert_eq!(ended.code, 2, "{ended:?}");
+            let words = format!("`{table}`: all tables at once are only for MongoDB's collections");
+            assert!(ended.stderr.contains(&words), "{ended:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_privilege_that_lacks_is_told_with_its_remedy() {
     let documents = Documents::create().await;
     init(&documents.database.url(), &[]).await;

@@ -106,6 +106,22 @@ async fn what_is_committed_while_existing_documents_are_read_keeps_its_order() {
 }
 
 #[tokio::test]
+async fn existing_documents_of_a_whole_database_are_read_but_for_what_outboxd_keeps_there() {
+    let mut documents = Documents::create().await;
+    documents.database.run(doc! { "create": "seen", "viewOn": "outbox", "pipeline": [] }).await;
+    for (collection, number) in [("outbox", 1), ("a", 2), ("z", 3)] {
+        documents.add_to(collection, number).await;
+    }
+    let relay = documents.reading(&["--table", "*", "--table", "outbox", "--snapshot", "existing"]).await;
+    documents.reader.arrive(&[2, 1, 3]).await;
+    documents.until_snapshot_is("done").await;
+    documents.add_to("later", 4).await;
+    documents.reader.arrive(&[4]).await;
+    relay.stop().await;
+    documents.reader.nothing_more().await;
+}
+
+#[tokio::test]
 async fn what_existed_before_init_is_read_by_the_first_run() {
     let mut documents = Documents::create().await;
     documents.add(1).await;

@@ -36,6 +36,68 @@ async fn collections_of_several_databases_are_one_stream() {
 }
 
 #[tokio::test]
+async fn a_whole_database_is_one_stream_with_what_comes_later_and_without_what_outboxd_keeps_there() {
+    let mut documents = Documents::create().await;
+    let name = documents.database.name().to_owned();
+    let other = MongoDatabase::create().await;
+    let relay = documents.reading(&["--table", "*"]).await;
+    // A second pipeline keeps its lease and position there as well.
+    let elsewhere = Topic::create(1).await;
+    let mut second = Relay::start_at(&documents.database.url(), &elsewhere, &["--name", "second"]);
+    until_log(&mut second, "reading the change stream").await;
+    second.stop().await;
+    documents.database.run(doc! { "create": "seen", "viewOn": "outbox", "pipeline": [] }).await;
+    documents.add_to("system.js", 8).await;
+    other.insert(numbered(9)).await;
+    for (collection, number) in [("outbox", 1), ("later", 2), ("counters", 3), ("audit.trail", 4)] {
+        documents.add_to(collection, number).await;
+    }
+    documents.reader.arrive(&[1, 2, 3, 4]).await;
+    relay.stop().await;
+    // It goes on from where it was, also when all is said in other words or together with another database.
+    let both = [format!("{name}.*"), format!("{}.*", other.name())];
+    documents.add_to("last", 5).await;
+    let relay = documents.reading(&["--table", &both[0]]).await;
+    documents.reader.arrive(&[5]).await;
+    relay.stop().await;
+    let relay = documents.reading(&["--table", &both[0], "--table", &both[1]]).await;
+    other.insert(numbered(6)).await;
+    documents.add_to("last", 7).await;
+    documents.reader.arrive_at_least_once(&[6, 7], &[5]).await;
+    relay.stop().await;
+    documents.reader.nothing_more().await;
+}
+
+#[tokio::test]
+async fn collections_of_a_whole_database_come_and_go_without_a_gap() {
+    let mut documents = Documents::create().await;
+    let mut relay = documents.reading(&["--table", "*"]).await;
+    documents.add(1).await;
+    documents.reader.arrive(&[1]).await;
+    befall(&documents, "rename").await;
+    until_log(&mut relay, "what comes into it is delivered as before").await;
+    documents.add_to("away", 2).await;
+    documents.add(3).await;
+    befall(&documents, "drop").await;
+    until_log(&mut relay, "outbox was dropped").await;
+    documents.add(4).await;
+    documents.reader.arrive(&[2, 3, 4]).await;
+    assert!(!relay.log().contains("opened again"), "the stream went on: {}", relay.log());
+    // With the database go lease and position: it takes the one again, and knows the other.
+    befall(&documents, "dropDatabase").await;
+    until_log(&mut relay, "the database").await;
+    documents.add(5).await;
+    documents.reader.arrive_at_least_once(&[5], &[1, 2, 3, 4]).await;
+    documents.until_stored().await;
+    relay.stop().await;
+    befall(&documents, "drop").await;
+    documents.add(6).await;
+    let relay = documents.start(&["--table", "*"]);
+    documents.reader.arrive_at_least_once(&[6], &[5]).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
 async fn a_transaction_arrives_whole_in_its_order_and_an_aborted_one_never() {
     let mut documents = Documents::create().await;
     let relay = documents.reading(&[]).await;

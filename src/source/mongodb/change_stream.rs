@@ -19,6 +19,7 @@ use mongodb::raw_batch_cursor::{RawBatch, RawBatchCursor};
 use mongodb::{Client, Database};
 use tokio::task::JoinHandle;
 
+use super::lease;
 use super::server_error::{self, Doing};
 use super::token::{ClusterTime, ResumeToken};
 use crate::source::SourceFailure;
@@ -29,7 +30,16 @@ pub const BATCH: u32 = 5000;
 /// How long the server waits for news before it answers that there are none.
 const AWAIT: Duration = Duration::from_secs(1);
 
-/// What is watched: one collection, several of one database, or several databases.
+/// A collection's name that stands for all of its database.
+pub const ALL: &str = "*";
+
+/// Whether a collection belongs to all of its database: what outboxd keeps there is no outbox, and the server shows the
+/// changes of its own collections to nobody.
+pub fn is_everyones(collection: &str) -> bool {
+    collection != lease::COLLECTION && !collection.starts_with("system.")
+}
+
+/// What is watched: one collection, several of one database or all of it, or several databases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// Database and collection.
@@ -37,17 +47,25 @@ pub struct Scope {
 }
 
 impl Scope {
-    pub fn new(namespaces: Vec<(String, String)>) -> Self {
+    pub fn new(named: Vec<(String, String)>) -> Self {
+        let mut namespaces = Vec::new();
+        for namespace in named {
+            if !namespaces.contains(&namespace) {
+                namespaces.push(namespace);
+            }
+        }
         Scope { namespaces }
     }
 
+    /// As they were named, with [`ALL`] among the collections.
     pub fn namespaces(&self) -> &[(String, String)] {
         &self.namespaces
     }
 
-    /// Which of the namespaces this is.
+    /// Which of the namespaces this is in.
     pub fn index(&self, database: &str, collection: &str) -> Option<usize> {
-        self.namespaces.iter().position(|(db, name)| db == database && name == collection)
+        let covers = |name: &str| name == collection || name == ALL && is_everyones(collection);
+        self.namespaces.iter().position(|(db, name)| db == database && covers(name))
     }
 
     fn one_database(&self) -> Option<&str> {
@@ -58,7 +76,7 @@ impl Scope {
     /// The database to send the command to, and what it watches there.
     fn target(&self) -> (&str, Bson, Document) {
         match (self.namespaces.as_slice(), self.one_database()) {
-            ([(database, collection)], _) => (database, collection.as_str().into(), doc! {}),
+            ([(database, collection)], _) if collection != ALL => (database, collection.as_str().into(), doc! {}),
             (_, Some(database)) => (database, 1.into(), doc! {}),
             _ => ("admin", 1.into(), doc! { "allChangesForCluster": true }),
         }
@@ -67,10 +85,17 @@ impl Scope {
     /// Only what is about the outboxes.
     fn filter(&self) -> Document {
         let wanted = doc! { "$in": ["insert", "drop", "rename", "dropDatabase", "invalidate"] };
-        if self.namespaces.len() == 1 {
-            return doc! { "operationType": wanted };
+        // The server's own collections are in no stream, and need not be left out.
+        let all = doc! { "$ne": lease::COLLECTION };
+        match self.namespaces.as_slice() {
+            [(_, collection)] if collection == ALL => return doc! { "operationType": wanted, "ns.coll": all },
+            [_] => return doc! { "operationType": wanted },
+            _ => {}
         }
-        let named = self.namespaces.iter().map(|(db, coll)| doc! { "ns.db": db, "ns.coll": coll });
+        let named = self.namespaces.iter().map(|(db, coll)| match coll.as_str() {
+            ALL => doc! { "ns.db": db, "ns.coll": all.clone() },
+            coll => doc! { "ns.db": db, "ns.coll": coll },
+        });
         let mut any: Vec<Document> = named.collect();
         any.push(doc! { "operationType": { "$in": ["dropDatabase", "invalidate"] } });
         doc! { "operationType": wanted, "$or": any }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::change_stream::{Entry, Scope, Watch};
+use super::change_stream::{ALL, Entry, Scope, Watch};
 use super::checkpoint::{self, Place};
 use super::judge;
 use super::lease;
@@ -82,6 +82,18 @@ async fn compatibility(report: &mut Report, connection: &Connection) {
 async fn collections(report: &mut Report, connection: &Connection, scope: &Scope) {
     for (database, collection) in scope.namespaces() {
         let within = connection.client.database(database);
+        if collection == ALL {
+            match server::collections(&within).await {
+                Ok(names) if names.is_empty() => report.warn(
+                    "collection",
+                    format!("all of {database}, where there is none yet; what comes is watched all the same"),
+                    "nothing, if it is not a mistake in --table",
+                ),
+                Ok(names) => report.ok("collection", format!("all of {database}, now {}", names.join(", "))),
+                Err(_) => report.ok("collection", format!("all of {database}; this user may not look which there are")),
+            }
+            continue;
+        }
         match within.list_collection_names().filter(doc! { "name": collection }).await {
             Ok(names) if names.is_empty() => report.warn(
                 "collection",

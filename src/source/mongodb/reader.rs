@@ -327,10 +327,11 @@ impl Log {
             }
             Some("rename") => {
                 let ((database, from), (other, to)) = (named(change.namespace), named(change.to));
-                tracing::warn!(
-                    "the collection {database}.{from} was renamed to {other}.{to}: only what comes into a collection of the \
-                     watched name is delivered"
-                );
+                let delivered = match self.scope.index(&other, &to) {
+                    Some(_) => "what comes into it is delivered as before",
+                    None => "only what comes into a collection of the watched name is delivered",
+                };
+                tracing::warn!("the collection {database}.{from} was renamed to {other}.{to}: {delivered}");
             }
             Some("dropDatabase") => {
                 tracing::warn!("the database {} was dropped", named(change.namespace).0);

@@ -1,10 +1,12 @@
 //! What the server says of itself.
 
+use futures_util::TryStreamExt as _;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ClientOptions;
 use mongodb::{Client, Database};
 use std::time::Duration;
 
+use super::change_stream;
 use super::server_error::{self, Doing, code};
 use super::token::ClusterTime;
 use crate::config::MongoSettings;
@@ -113,6 +115,26 @@ fn hosts(options: &ClientOptions) -> String {
 
 pub async fn command(database: &Database, command: Document) -> Result<Document, SourceFailure> {
     database.run_command(command).await.map_err(|error| server_error::classify(&error, &Doing::Connecting))
+}
+
+/// The collections that are read where all of a database are, as far as the user may.
+pub async fn collections(database: &Database) -> Result<Vec<String>, SourceFailure> {
+    let doing = Doing::Reading(format!("the collections of {}", database.name()));
+    let refused = |error: mongodb::error::Error| server_error::classify(&error, &doing);
+    // Names alone may be asked for without a right to list; the driver's own call asks for more when there is a filter.
+    // Views and time series have no change streams.
+    let asked = doc! {
+        "listCollections": 1,
+        "nameOnly": true,
+        "authorizedCollections": true,
+        "filter": { "type": "collection" },
+    };
+    let listed = database.run_cursor_command(asked).await.map_err(refused)?;
+    let listed: Vec<Document> = listed.try_collect().await.map_err(refused)?;
+    let names = listed.iter().filter_map(|collection| collection.get_str("name").ok());
+    let mut names: Vec<_> = names.filter(|name| change_stream::is_everyones(name)).map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
 }
 
 /// The ends of the oplog.

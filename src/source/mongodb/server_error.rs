@@ -46,7 +46,9 @@ impl Doing {
         let granted = match self {
             Doing::Connecting => return "correct user, password and authSource in SOURCE".to_owned(),
             Doing::Watching(scope) => {
-                format!("find and changeStream on {scope} (of several on their database, of several databases on all)")
+                format!(
+                    "find and changeStream on {scope} (of several or all on their database, of several databases on all)"
+                )
             }
             Doing::Reading(collection) => format!("find on {collection}"),
             Doing::Writing(collection) => format!("find, insert and update on {collection}"),

@@ -4,6 +4,7 @@
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
 
+use super::change_stream::ALL;
 use super::checkpoint::{self, Place};
 use super::lease;
 use super::server::{self, Connection, Server};
@@ -30,6 +31,8 @@ struct Step {
 
 #[derive(Default)]
 struct Plan {
+    /// What is neither there nor made.
+    remarks: Vec<String>,
     present: Vec<String>,
     steps: Vec<Step>,
     /// The starting position of the stream, before the steps.
@@ -40,6 +43,9 @@ struct Plan {
 pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
     let connection = server::connect(wanted.settings).await?;
     let plan = plan(&connection, wanted).await?;
+    for remark in &plan.remarks {
+        say(remark);
+    }
     for thing in &plan.present {
         say(&format!("exists already: {thing}"));
     }
@@ -62,6 +68,9 @@ pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
     let connection = server::connect(wanted.settings).await?;
     let plan = plan(&connection, wanted).await?;
     let mut script = String::new();
+    for remark in &plan.remarks {
+        script.push_str(&format!("// {remark}\n"));
+    }
     for thing in &plan.present {
         script.push_str(&format!("// exists already: {thing}\n"));
     }
@@ -87,6 +96,10 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     let watch = watch_of(settings, connection, &server);
     let mut plan = Plan::default();
     for (database, collection) in watch.scope.namespaces() {
+        if collection == ALL {
+            plan.remarks.push(format!("all collections of {database} are read as they come: none is made for it"));
+            continue;
+        }
         let database = connection.client.database(database);
         for command in commands(&template(&wanted.of.route, collection)) {
             plan.add(&database, collection, command).await?;

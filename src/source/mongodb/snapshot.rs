@@ -13,8 +13,9 @@ use mongodb::bson::{Document, Timestamp, doc};
 use mongodb::options::SelectionCriteria;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
-use super::change_stream::{Batch, Scope};
+use super::change_stream::{ALL, Batch, Scope};
 use super::documents::Documents;
+use super::server;
 use super::server_error::{self, Doing};
 use super::token::{ClusterTime, StreamPosition};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Micros, Projection, Want};
@@ -40,6 +41,8 @@ pub struct Wanted {
 
 pub struct SnapshotReader {
     wanted: Wanted,
+    /// What is there to be read, once that was looked up.
+    namespaces: Option<Vec<(String, String)>>,
     /// The collection being read, and its cursor.
     current: usize,
     cursor: Option<RawBatchCursor>,
@@ -54,7 +57,7 @@ pub fn order_of(projection: &Projection) -> Option<String> {
 
 impl SnapshotReader {
     pub fn new(wanted: Wanted) -> Self {
-        SnapshotReader { wanted, current: 0, cursor: None, at: None }
+        SnapshotReader { wanted, namespaces: None, current: 0, cursor: None, at: None }
     }
 
     /// Fills the chunk with documents; true with the last one, which has the position to go on from.
@@ -64,9 +67,13 @@ impl SnapshotReader {
         documents: &Documents,
         width: usize,
     ) -> Result<bool, SourceFailure> {
+        let namespaces = match &self.namespaces {
+            Some(known) => known,
+            None => self.namespaces.insert(self.wanted.namespaces().await?),
+        };
         loop {
             chunk.reset(width);
-            let Some((database, collection)) = self.wanted.scope.namespaces().get(self.current).cloned() else {
+            let Some((database, collection)) = namespaces.get(self.current) else {
                 let position = StreamPosition { eventful: 1, ..self.wanted.end.clone() };
                 let position = Position::Mongo(Box::new(position));
                 chunk.end = Some(CommitEnd { position, committed_at: Micros::now() });
@@ -74,7 +81,7 @@ impl SnapshotReader {
             };
             let doing = Doing::Reading(format!("{database}.{collection}"));
             if self.cursor.is_none() {
-                self.cursor = Some(self.wanted.find(&database, &collection, self.at).await?);
+                self.cursor = Some(self.wanted.find(database, collection, self.at).await?);
             }
             let Some(cursor) = &mut self.cursor else { continue };
             let batch = match cursor.next().await {
@@ -108,6 +115,24 @@ impl SnapshotReader {
 }
 
 impl Wanted {
+    /// The collections to read, with those that are there in place of all. Whatever comes later is in the stream.
+    async fn namespaces(&self) -> Result<Vec<(String, String)>, SourceFailure> {
+        let mut found: Vec<(String, String)> = Vec::new();
+        for (database, collection) in self.scope.namespaces() {
+            let names = match collection.as_str() {
+                ALL => server::collections(&self.client.database(database)).await?,
+                name => vec![name.to_owned()],
+            };
+            for name in names {
+                let namespace = (database.clone(), name);
+                if !found.contains(&namespace) {
+                    found.push(namespace);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     async fn find(
         &self,
         database: &str,
