@@ -269,6 +269,39 @@ async fn check_tells_what_there_is_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn check_warns_of_an_oplog_that_is_full_and_short_until_the_remedy_was_run() {
+    let server = PrivateMongo::start(1, PrivateMongo::FORGETFUL).await;
+    let documents = Documents::at(&server.url()).await;
+    server.forget_history().await;
+    let checked = look(&documents.database.url(), &documents.topic, &[]).await;
+    checked.would_start();
+    let found = checked.warns("oplog", "reaches back only 0 h");
+    let remedy = "db.adminCommand({replSetResizeOplog: 1, size: 51200, minRetentionHours: 72})";
+    assert!(found.remedy.starts_with(remedy), "{found:?}");
+    // A number, for mongosh knows no others.
+    let resize = doc! { "replSetResizeOplog": 1, "size": 51200.0, "minRetentionHours": 72.0 };
+    documents.database.administer(resize).await;
+    look(&documents.database.url(), &documents.topic, &[]).await.is_fine("oplog", "reaches back 0 h, 0 % full");
+}
+
+#[tokio::test]
+async fn check_tells_the_feature_compatibility_version() {
+    let server = PrivateMongo::start(1, &[]).await;
+    let documents = Documents::at(&server.url()).await;
+    for version in ["6.0", "5.0"] {
+        documents.database.administer(doc! { "setFeatureCompatibilityVersion": version }).await;
+        let checked = look(&documents.database.url(), &documents.topic, &[]).await;
+        checked.would_start();
+        checked.is_fine("compatibility", &format!("featureCompatibilityVersion is {version}"));
+    }
+    let mut documents = documents;
+    let relay = documents.reading(&[]).await;
+    documents.add(1).await;
+    documents.reader.arrive(&[1]).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
 async fn status_shows_the_position_and_how_far_behind_it_is() {
     let mut documents = Documents::create().await;
     let relay = documents.reading(&["--checkpoint-interval", "50ms"]).await;

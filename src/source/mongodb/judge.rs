@@ -30,6 +30,18 @@ pub fn server(server: &Server) -> Vec<SourceFailure> {
     wrong
 }
 
+/// Whether the server holds back what outboxd needs for the sake of older members.
+pub fn compatibility(version: &str) -> Result<(), SourceFailure> {
+    let known = version.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    match known {
+        Some(known) if known < (4_u32, 4_u32) => Err(not_ready(
+            format!("featureCompatibilityVersion is {version}"),
+            "db.adminCommand({setFeatureCompatibilityVersion: \"4.4\"}) or newer",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// A checkpoint as a position of this server.
 pub fn position(stored: &Checkpoint, identity: &str) -> Result<StreamPosition, SourceFailure> {
     let pipeline = &stored.pipeline;
@@ -124,4 +136,21 @@ pub fn when(time: ClusterTime) -> String {
     let mut date = Vec::new();
     super::extended_json::write_date(i64::from(time.seconds) * 1000, &mut date);
     format!("{} ({time})", String::from_utf8_lossy(&date))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_compatibility_older_than_4_4_is_refused() {
+        for old in ["3.6", "4.0", "4.2"] {
+            let refused = compatibility(old).unwrap_err();
+            let SourceFailure::NotReady { what, remedy } = refused else { panic!("{old}: {refused:?}") };
+            assert!(what.ends_with(old) && remedy.contains("setFeatureCompatibilityVersion"), "{what}: {remedy}");
+        }
+        for fine in ["4.4", "5.0", "6.0", "7.0", "8.0", "10.2", "unknown", ""] {
+            assert!(compatibility(fine).is_ok(), "{fine}");
+        }
+    }
 }

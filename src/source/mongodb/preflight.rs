@@ -66,16 +66,9 @@ async fn compatibility(report: &mut Report, connection: &Connection) {
     let Ok(answer) = connection.client.database("admin").run_command(asked).await else { return };
     let version = answer.get_document("featureCompatibilityVersion").and_then(|version| version.get_str("version"));
     let version = version.unwrap_or("unknown");
-    let old = version
-        .split_once('.')
-        .is_some_and(|(major, minor)| (major.parse().unwrap_or(0), minor.parse().unwrap_or(0)) < (4_u32, 4_u32));
-    match old {
-        true => report.fail(
-            "compatibility",
-            format!("featureCompatibilityVersion is {version}"),
-            "db.adminCommand({setFeatureCompatibilityVersion: \"4.4\"}) or newer",
-        ),
-        false => report.ok("compatibility", format!("featureCompatibilityVersion is {version}")),
+    match judge::compatibility(version) {
+        Err(failure) => report.refused("compatibility", failure),
+        Ok(()) => report.ok("compatibility", format!("featureCompatibilityVersion is {version}")),
     }
 }
 
