@@ -8,7 +8,9 @@ use mongodb::bson::doc;
 use nix::sys::signal::Signal;
 use outboxd::source::mongodb::token::{ClusterTime, ResumeToken};
 
-use crate::support::{Documents, Outbox, PATIENCE, Source, Topic, eventually, until_log};
+use crate::support::{
+    Documents, MongoDatabase, Outbox, PATIENCE, PrivateKafka, Relay, Source, Topic, eventually, numbered, until_log,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_leader_that_wakes_stands_by_and_nothing_is_lost_or_reordered() {
@@ -51,6 +53,58 @@ async fn holder(outbox: &Outbox) -> String {
     let checkpoint = outbox.mongodb().checkpoint().await.expect("a checkpoint");
     let lease = checkpoint.get_document("lease").expect("a lease");
     lease.get_str("holder").expect("a holder").to_owned()
+}
+
+/// The broker cannot be reached on the leader's way to it, so that whatever it has read stays in its queue; everybody
+/// else reaches it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_leader_that_wakes_delivers_nothing_of_what_it_had_queued() {
+    const QUEUED: u32 = 1000;
+    let (kafka, way) = PrivateKafka::start_with_detour().await;
+    let database = MongoDatabase::with_outbox().await;
+    let topic = Topic::create_at(&kafka.brokers(), 1, &[]).await;
+    let by_detour =
+        Topic { name: topic.name.clone(), brokers: format!("127.0.0.1:{}", way.port()), partitions: topic.partitions };
+    // A producer that was not given up would find the way soon after it is open again.
+    let impatient = ["socket.timeout.ms=1000", "api.version.request.timeout.ms=1000", "reconnect.backoff.max.ms=500"];
+    let flags: Vec<&str> = impatient.iter().flat_map(|setting| ["--kafka", setting]).collect();
+    let mut leader = Relay::start_at(&database.url(), &by_detour, &flags);
+    until_log(&mut leader, "reading the change stream").await;
+    let mut reader = topic.reader();
+    database.insert(numbered(0)).await;
+    reader.arrive(&[0]).await;
+    let delivered: ClusterTime = database.last_write().await.into();
+    eventually(PATIENCE, "the position after the event is stored", async || {
+        let stored: ResumeToken = database.checkpoint().await?.get_str("position").ok()?.parse().ok()?;
+        (stored.time() > delivered).then_some(())
+    })
+    .await;
+
+    way.fall_silent();
+    database.insert_many((1..=QUEUED).map(numbered)).await;
+    eventually(PATIENCE, "all events are queued", async || {
+        (leader.status().await["in_flight"] == QUEUED).then_some(())
+    })
+    .await;
+    let mut standby = Relay::start_at(&database.url(), &topic, &[]);
+    standby.until_state("standing-by").await;
+    leader.signal(Signal::SIGSTOP);
+    reader.arrive(&(1..=QUEUED).collect::<Vec<_>>()).await;
+    leader.signal(Signal::SIGCONT);
+    until_log(&mut leader, "the pipeline's lease").await;
+    way.mend();
+    // Now that it reaches the broker it finds that it does not lead.
+    leader.until_state("standing-by").await;
+    // Several times as long as a producer that was not given up takes to find the way.
+    let late = reader.next(Duration::from_secs(8)).await;
+    assert!(late.is_none(), "it came from the woken one: {late:?}");
+    standby.stop().await;
+    leader.until_state("streaming").await;
+    database.insert(numbered(QUEUED + 1)).await;
+    // The new leader has delivered each once, and the woken one added nothing before it led again.
+    reader.arrive(&[QUEUED + 1]).await;
+    leader.stop().await;
+    reader.nothing_more().await;
 }
 
 /// Nobody else was there to take the lease.

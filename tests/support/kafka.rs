@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 
-use super::{PATIENCE, eventually, free_port, tail, variable};
+use super::{PATIENCE, Proxy, eventually, free_port, tail, variable};
 
 const CLUSTER: &str = "outboxd-test-private-1";
 const JVM: [&str; 4] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+PerfDisableSharedMem"];
@@ -20,6 +20,8 @@ const JVM: [&str; 4] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1
 pub struct PrivateKafka {
     folder: tempfile::TempDir,
     nodes: Vec<Node>,
+    /// Where the first broker listens too, and the port that it tells those who come that way.
+    detour: Option<(u16, u16)>,
 }
 
 struct Node {
@@ -31,10 +33,21 @@ struct Node {
 impl PrivateKafka {
     /// Brokers have the ids 1 to `brokers`.
     pub async fn start(brokers: i32) -> Self {
+        Self::launch(brokers, None).await
+    }
+
+    /// One broker, which can be reached by way of a proxy as well.
+    pub async fn start_with_detour() -> (Self, Proxy) {
+        let port = free_port();
+        let proxy = Proxy::to(&format!("127.0.0.1:{port}")).await;
+        (Self::launch(1, Some((port, proxy.port()))).await, proxy)
+    }
+
+    async fn launch(brokers: i32, detour: Option<(u16, u16)>) -> Self {
         let folder =
             tempfile::Builder::new().prefix("outboxd-kafka-").tempdir_in("/tmp").expect("a folder for the data");
         let nodes = (1..=brokers).map(|id| Node { id, port: free_port(), child: None }).collect();
-        let mut cluster = PrivateKafka { folder, nodes };
+        let mut cluster = PrivateKafka { folder, nodes, detour };
         let controller = free_port();
         let mut formatting = Vec::new();
         for node in &cluster.nodes {
@@ -68,15 +81,21 @@ impl PrivateKafka {
             1 => ("broker,controller", format!("PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}")),
             _ => ("broker", format!("PLAINTEXT://127.0.0.1:{port}")),
         };
+        let (listeners, detour) = match self.detour {
+            Some((listens, told)) => {
+                (format!("{listeners},DETOUR://127.0.0.1:{listens}"), format!(",DETOUR://127.0.0.1:{told}"))
+            }
+            None => (listeners, String::new()),
+        };
         let properties = format!(
             "process.roles={roles}\n\
              node.id={id}\n\
              controller.quorum.voters=1@127.0.0.1:{controller}\n\
              controller.listener.names=CONTROLLER\n\
              inter.broker.listener.name=PLAINTEXT\n\
-             listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
+             listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,DETOUR:PLAINTEXT\n\
              listeners={listeners}\n\
-             advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port}{detour}\n\
              log.dirs={}\n\
              auto.create.topics.enable=false\n\
              offsets.topic.replication.factor=1\n\

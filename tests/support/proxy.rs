@@ -23,7 +23,12 @@ struct Weather {
 impl Proxy {
     /// In front of the server that this URL names.
     pub async fn before(url: &str) -> Self {
-        let server = authority(url).to_owned();
+        Self::to(authority(url)).await
+    }
+
+    /// In front of whoever will listen at this address, a host and a port.
+    pub async fn to(server: &str) -> Self {
+        let server = server.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port for the proxy");
         let port = listener.local_addr().expect("a listener has an address").port();
         let (weather, seen) = watch::channel(Weather { silent: false, silences: 0 });
@@ -34,6 +39,10 @@ impl Proxy {
             }
         });
         Proxy { port, weather, task }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The URL of what is behind it, by way of it.
