@@ -21,6 +21,7 @@ mod promises {
     mod mongodb_commands;
     mod mongodb_connection;
     mod mongodb_elections;
+    mod mongodb_faults;
     mod mongodb_leader;
     mod mongodb_outage;
     mod mongodb_records;
