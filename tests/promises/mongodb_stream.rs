@@ -2,7 +2,7 @@
 
 use mongodb::bson::doc;
 
-use crate::support::{Documents, MongoDatabase, Relay, Topic, numbered, until_log};
+use crate::support::{Documents, MongoDatabase, Relay, Topic, ends, numbered, until_log};
 
 #[tokio::test]
 async fn several_collections_of_one_database_are_one_stream() {
@@ -66,6 +66,14 @@ async fn a_whole_database_is_one_stream_with_what_comes_later_and_without_what_o
     documents.reader.arrive_at_least_once(&[6, 7], &[5]).await;
     relay.stop().await;
     documents.reader.nothing_more().await;
+}
+
+#[tokio::test]
+async fn the_servers_own_collections_are_refused() {
+    let documents = Documents::create().await;
+    for table in ["local.*", "admin.*", "config.outbox", "\"system.js\""] {
+        ends(documents.start(&["--table", table]), 2, &["correct --table"]).await;
+    }
 }
 
 #[tokio::test]

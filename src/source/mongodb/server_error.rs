@@ -10,6 +10,7 @@ pub mod code {
     pub const AUTHENTICATION_FAILED: i32 = 18;
     pub const NAMESPACE_EXISTS: i32 = 48;
     pub const COMMAND_NOT_FOUND: i32 = 59;
+    pub const INVALID_NAMESPACE: i32 = 73;
     pub const SNAPSHOT_TOO_OLD: i32 = 239;
     pub const INVALID_RESUME_TOKEN: i32 = 260;
     pub const CHANGE_STREAM_FATAL: i32 = 280;
@@ -103,6 +104,10 @@ pub fn classify(error: &Error, doing: &Doing) -> SourceFailure {
             code::UNAUTHORIZED => not_ready(doing.permission()),
             code::AUTHENTICATION_FAILED => not_ready(Doing::Connecting.permission()),
             code::NOT_A_REPLICA_SET => not_ready(super::judge::MAKE_REPLICA_SET.to_owned()),
+            code::INVALID_NAMESPACE => SourceFailure::Misconfigured {
+                what,
+                remedy: "correct --table: the server's own databases and collections cannot be watched".to_owned(),
+            },
             code::INVALID_RESUME_TOKEN => not_ready("correct the position of the checkpoint, or --start".to_owned()),
             // Told with the gap by whoever knows the position.
             code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL => {
