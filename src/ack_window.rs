@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
 
@@ -57,6 +57,17 @@ pub struct Advanced {
     pub end: Option<CommitEnd>,
     pub events: usize,
     pub bytes: usize,
+    /// How many chunks have finished since the window was made.
+    pub finished: usize,
+}
+
+/// Who is woken by what happens in a window; several windows may wake the same tasks.
+#[derive(Clone, Debug, Default)]
+pub struct Bells {
+    /// Rung when chunks have finished; for one task.
+    pub progress: Arc<Notify>,
+    /// Rung when the sink has failed; for one task.
+    pub trouble: Arc<Notify>,
 }
 
 pub struct AckWindow {
@@ -67,14 +78,12 @@ pub struct AckWindow {
     bytes: AtomicUsize,
     /// Wakes the one task that admits.
     room: Notify,
-    /// Wakes the one task that follows the watermark.
-    progress: Notify,
+    bells: Bells,
     failure: OnceLock<SinkFailure>,
-    failed: Notify,
 }
 
 impl AckWindow {
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits, bells: Bells) -> Self {
         let slot = || Slot { pending: AtomicU32::new(0), events: AtomicUsize::new(0), bytes: AtomicUsize::new(0) };
         AckWindow {
             limits,
@@ -83,9 +92,8 @@ impl AckWindow {
             events: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             room: Notify::new(),
-            progress: Notify::new(),
+            bells,
             failure: OnceLock::new(),
-            failed: Notify::new(),
         }
     }
 
@@ -100,7 +108,8 @@ impl AckWindow {
         }
     }
 
-    fn try_admit(&self, events: usize, bytes: usize) -> Option<Receipt> {
+    /// Gives the chunk the next place in order, if it fits. For one task only.
+    pub fn try_admit(&self, events: usize, bytes: usize) -> Option<Receipt> {
         let mut ring = self.ring();
         if ring.ends.len() == SLOTS {
             return None;
@@ -146,7 +155,7 @@ impl AckWindow {
         if before == records {
             self.events.fetch_sub(events, Ordering::AcqRel);
             self.bytes.fetch_sub(bytes, Ordering::AcqRel);
-            self.progress.notify_one();
+            self.bells.progress.notify_one();
             self.room.notify_one();
         }
     }
@@ -154,17 +163,22 @@ impl AckWindow {
     /// The sink can take no more from this window: what is unresolved stays unconfirmed and is read again.
     pub fn fail(&self, failure: SinkFailure) {
         if self.failure.set(failure).is_ok() {
-            self.failed.notify_one();
+            self.bells.trouble.notify_one();
         }
     }
 
-    /// Resolves when the sink has failed.
+    /// Why the sink has failed, if it has.
+    pub fn failure(&self) -> Option<SinkFailure> {
+        self.failure.get().cloned()
+    }
+
+    /// Resolves when the sink has failed. Only where no other window rings the same bell.
     pub async fn failed(&self) -> SinkFailure {
         loop {
-            if let Some(failure) = self.failure.get() {
-                return failure.clone();
+            if let Some(failure) = self.failure() {
+                return failure;
             }
-            self.failed.notified().await;
+            self.bells.trouble.notified().await;
         }
     }
 
@@ -174,7 +188,7 @@ impl AckWindow {
             if let Some(advanced) = self.advance() {
                 return advanced;
             }
-            self.progress.notified().await;
+            self.bells.progress.notified().await;
         }
     }
 
@@ -195,7 +209,8 @@ impl AckWindow {
                 sum.end = Some(end);
             }
         }
-        if advanced.is_some() {
+        if let Some(sum) = &mut advanced {
+            sum.finished = ring.head;
             // Freed slots make room as well as freed bytes.
             self.room.notify_one();
         }
@@ -226,7 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn window(events: usize, bytes: usize) -> AckWindow {
-        AckWindow::new(Limits { events, bytes })
+        AckWindow::new(Limits { events, bytes }, Bells::default())
     }
 
     fn end(lsn: u64) -> Option<CommitEnd> {
@@ -291,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiting_admission_is_woken_by_the_last_acknowledgement() {
-        let window = std::sync::Arc::new(window(1, 100));
+        let window = Arc::new(window(1, 100));
         let receipt = window.admit(1, 1).await;
         window.seal(receipt, 0, end(1));
         let waiting = tokio::spawn({

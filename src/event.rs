@@ -110,6 +110,8 @@ pub enum CommitId {
     MySql {
         uuid: Uuid,
         number: u64,
+        /// It has a tag, which is not told here.
+        tagged: bool,
     },
     MariaDb(MariaId),
     /// A binary log without GTIDs: the number of its file, and where in it the commit ends.
@@ -126,7 +128,7 @@ impl std::fmt::Display for CommitId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CommitId::Postgres(lsn) => lsn.fmt(f),
-            CommitId::MySql { uuid, number } => write!(f, "{uuid}:{number}"),
+            CommitId::MySql { uuid, number, .. } => write!(f, "{uuid}:{number}"),
             CommitId::MariaDb(id) => write!(f, "{}-{}-{}", id.domain, id.server_id, id.sequence),
             CommitId::Binlog { file, offset } => write!(f, "{file:06}:{offset}"),
             CommitId::Mongo(time) => time.fmt(f),

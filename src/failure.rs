@@ -40,7 +40,7 @@ impl fmt::Display for Halt {
 impl std::error::Error for Halt {}
 
 /// What a pipeline does about trouble. Single records that cannot be delivered are handled where they are routed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Failure {
     /// Passing trouble: try again with back-off, for ever.
     Retry { what: String },

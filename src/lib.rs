@@ -25,9 +25,12 @@ pub mod metrics;
 pub mod pipeline;
 pub mod position;
 pub mod preflight;
+pub mod publisher;
 pub mod relay;
 pub mod route;
 pub mod sink;
 pub mod source;
+pub mod status;
+pub mod warden;
 
 pub mod admin;

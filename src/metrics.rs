@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,12 +11,26 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::pipeline::{PipelineStatus, State};
+use crate::config::PipelineSettings;
 use crate::source::Ignored;
+use crate::status::{PipelineStatus, State};
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+/// A pipeline, and one of its publishers where they have names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PipelineLabel {
     pipeline: String,
+    publisher: Option<String>,
+}
+
+impl EncodeLabelSet for PipelineLabel {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel as _;
+        ("pipeline", self.pipeline.as_str()).encode(encoder.encode_label())?;
+        match &self.publisher {
+            Some(publisher) => ("publisher", publisher.as_str()).encode(encoder.encode_label()),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -37,8 +51,16 @@ type Latencies = Family<PipelineLabel, Histogram, fn() -> Histogram>;
 /// One pipeline's share of the metrics.
 #[derive(Clone)]
 pub struct PipelineMetrics {
-    pub events: Counter,
     pub transactions: Counter,
+    pub unmatched: Counter,
+    pub retries: Counter,
+    pub failures: Counter,
+}
+
+/// One publisher's share of the metrics.
+#[derive(Clone)]
+pub struct PublisherMetrics {
+    pub events: Counter,
     pub bytes: Counter,
     pub delivery: Histogram,
     pub retries: Counter,
@@ -65,6 +87,7 @@ pub struct Metrics {
     retries: Family<PipelineLabel, Counter>,
     failures: Family<PipelineLabel, Counter>,
     dead_letters: Family<PipelineLabel, Counter>,
+    unmatched: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
     lag_seconds: Family<PipelineLabel, FloatGauge>,
@@ -94,6 +117,7 @@ impl Default for Metrics {
             retries: Family::default(),
             failures: Family::default(),
             dead_letters: Family::default(),
+            unmatched: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
             lag_seconds: Family::default(),
@@ -111,6 +135,7 @@ impl Default for Metrics {
             ("retries", "Times the pipeline began again after passing trouble", &metrics.retries),
             ("failures", "Times the pipeline ended for good", &metrics.failures),
             ("dead_letters", "Events put into the dead-letter place", &metrics.dead_letters),
+            ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
         ];
         for (name, help, family) in counters {
             registry.register(name, help, family.clone());
@@ -146,17 +171,29 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub fn pipeline(&self, name: &str) -> PipelineMetrics {
-        let label = PipelineLabel { pipeline: name.to_owned() };
-        PipelineMetrics {
-            events: self.events.get_or_create_owned(&label),
+    /// The status of a pipeline that is about to run.
+    pub fn status(&self, settings: &PipelineSettings) -> PipelineStatus {
+        let label = PipelineLabel { pipeline: settings.name.clone(), publisher: None };
+        let metrics = PipelineMetrics {
             transactions: self.transactions.get_or_create_owned(&label),
-            bytes: self.bytes.get_or_create_owned(&label),
-            delivery: self.delivery.get_or_create_owned(&label),
+            unmatched: self.unmatched.get_or_create_owned(&label),
             retries: self.retries.get_or_create_owned(&label),
             failures: self.failures.get_or_create_owned(&label),
-            dead_letters: self.dead_letters.get_or_create_owned(&label),
-        }
+        };
+        let publisher = |name: &String| {
+            let publisher = (!settings.is_lone()).then(|| name.clone());
+            let label = PipelineLabel { publisher, ..label.clone() };
+            PublisherMetrics {
+                events: self.events.get_or_create_owned(&label),
+                bytes: self.bytes.get_or_create_owned(&label),
+                delivery: self.delivery.get_or_create_owned(&label),
+                retries: self.retries.get_or_create_owned(&label),
+                failures: self.failures.get_or_create_owned(&label),
+                dead_letters: self.dead_letters.get_or_create_owned(&label),
+            }
+        };
+        let publishers = settings.publishers.iter().map(|one| (one.name.as_str(), publisher(&one.name))).collect();
+        PipelineStatus::new(&settings.name, metrics, publishers)
     }
 
     /// The metrics as Prometheus reads them.
@@ -172,13 +209,19 @@ impl Metrics {
     fn refresh(&self, status: &PipelineStatus) {
         let snapshot = status.snapshot();
         let name = || snapshot.name.clone();
-        let label = PipelineLabel { pipeline: name() };
+        let label = PipelineLabel { pipeline: name(), publisher: None };
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         if let Some(bytes) = snapshot.lag_bytes {
             self.lag_bytes.get_or_create(&label).set(whole(bytes));
         }
         self.lag_seconds.get_or_create(&label).set(snapshot.lag_seconds);
-        self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
+        if snapshot.publishers.is_empty() {
+            self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
+        }
+        for publisher in &snapshot.publishers {
+            let label = PipelineLabel { publisher: Some(publisher.name.clone()), ..label.clone() };
+            self.in_flight.get_or_create(&label).set(publisher.in_flight as i64);
+        }
         self.confirmed.get_or_create(&label).set(whole(snapshot.confirmed));
         self.leader.get_or_create(&label).set(i64::from(snapshot.leader));
         self.retained.get_or_create(&label).set(whole(snapshot.retained_bytes));

@@ -3,23 +3,27 @@
 //! Passing trouble is retried with back-off for ever and shown in the status; only what a person must mend ends the
 //! pipeline.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::task::JoinSet;
 
-use crate::ack_window::{AckWindow, Advanced, Limits};
-use crate::config::{DeadLetter, PipelineSettings};
-use crate::event::{Chunk, Micros};
+use crate::ack_window::{AckWindow, Bells, Limits};
+use crate::checkpoint::publishers::{PublisherNotes, Standing};
+use crate::config::{PipelineSettings, PublisherSettings};
+use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
-use crate::metrics::PipelineMetrics;
-use crate::position::Position;
+use crate::publisher::{Account, Publisher};
 use crate::relay::{Ended, Relay};
-use crate::route::{Plan, Router};
-use crate::sink::{self, Sink};
-use crate::source::{self, SourceStats};
+use crate::route::selection::Selection;
+use crate::route::{Plans, Router};
+use crate::sink::{Letters, Sink};
+use crate::source::notes::NoteBook;
+use crate::source::{self, Opened, SourceFailure};
+use crate::status::{PipelineStatus, State};
+use crate::warden::{self, Ward, Warden};
 
 /// Tells every pipeline to stop.
 #[derive(Clone)]
@@ -34,190 +38,6 @@ impl Stop {
     /// Resolves when stopping was asked for, or nobody is left to ask.
     pub async fn requested(&self) {
         let _ = self.0.clone().wait_for(|stop| *stop).await;
-    }
-}
-
-/// What a pipeline is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    Starting,
-    Streaming,
-    /// Another instance holds it.
-    StandingBy,
-    /// Waiting before the next attempt.
-    Retrying,
-    Stopped,
-    /// Ended for good.
-    Failed,
-}
-
-impl State {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Starting => "starting",
-            State::Streaming => "streaming",
-            State::StandingBy => "standing-by",
-            State::Retrying => "retrying",
-            State::Stopped => "stopped",
-            State::Failed => "failed",
-        }
-    }
-}
-
-/// What operators see of a pipeline; written by the relay per chunk, read at any time.
-pub struct PipelineStatus {
-    name: String,
-    pub source: Arc<SourceStats>,
-    pub metrics: PipelineMetrics,
-    in_flight: AtomicUsize,
-    /// Commit time of the oldest event read and not yet known to be delivered, 0 when there is none.
-    oldest_unconfirmed: AtomicU64,
-    confirmed: AtomicU64,
-    told: Mutex<Told>,
-}
-
-struct Told {
-    state: State,
-    since: Instant,
-    position: Option<Position>,
-    last_error: Option<String>,
-    /// Last time that something was read or confirmed.
-    last_progress: Instant,
-    source_connected: bool,
-    sink_connected: bool,
-}
-
-/// A copy of what is told, for the admin address.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    pub name: String,
-    pub state: State,
-    pub position: Option<String>,
-    pub last_error: Option<String>,
-    pub in_flight: usize,
-    pub confirmed: u64,
-    /// `None` where the log is not counted in bytes.
-    pub lag_bytes: Option<u64>,
-    pub lag_seconds: f64,
-    pub retained_bytes: u64,
-    pub events: u64,
-    pub dead_letters: u64,
-    pub leader: bool,
-    pub source_connected: bool,
-    pub sink_connected: bool,
-    pub idle_for: Duration,
-    pub in_state_for: Duration,
-}
-
-impl PipelineStatus {
-    pub fn new(name: &str, metrics: PipelineMetrics) -> Self {
-        let now = Instant::now();
-        PipelineStatus {
-            name: name.to_owned(),
-            source: Arc::default(),
-            metrics,
-            in_flight: AtomicUsize::new(0),
-            oldest_unconfirmed: AtomicU64::new(0),
-            confirmed: AtomicU64::new(0),
-            told: Mutex::new(Told {
-                state: State::Starting,
-                since: now,
-                position: None,
-                last_error: None,
-                last_progress: now,
-                source_connected: false,
-                sink_connected: false,
-            }),
-        }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn enter(&self, state: State) {
-        let mut told = self.told();
-        if told.state != state {
-            (told.state, told.since) = (state, Instant::now());
-        }
-        let streaming = state == State::Streaming;
-        (told.source_connected, told.sink_connected) = (streaming, streaming);
-        if streaming {
-            told.last_error = None;
-        } else {
-            // What was in flight is read again, or was delivered.
-            self.in_flight.store(0, Ordering::Relaxed);
-            self.oldest_unconfirmed.store(0, Ordering::Relaxed);
-        }
-        self.metrics.entered(state);
-    }
-
-    fn failed(&self, what: &str) {
-        self.told().last_error = Some(what.to_owned());
-    }
-
-    /// A chunk was read.
-    pub fn read(&self, chunk: &Chunk) {
-        let events = chunk.events();
-        self.in_flight.fetch_add(events.len(), Ordering::Relaxed);
-        self.metrics.transactions.inc_by(u64::from(chunk.transactions));
-        if let Some(first) = events.first() {
-            let committed = chunk.commit(first).committed_at.0.max(1) as u64;
-            let _ = self.oldest_unconfirmed.compare_exchange(0, committed, Ordering::Relaxed, Ordering::Relaxed);
-        }
-    }
-
-    /// Chunks have finished.
-    pub fn advanced(&self, advanced: &Advanced) {
-        let before = self.in_flight.fetch_sub(advanced.events, Ordering::Relaxed);
-        self.metrics.events.inc_by(advanced.events as u64);
-        self.metrics.bytes.inc_by(advanced.bytes as u64);
-        if let Some(end) = &advanced.end {
-            self.confirmed(&end.position);
-            if advanced.events > 0 {
-                self.metrics.delivery.observe(end.committed_at.seconds_until(Micros::now()));
-            }
-            let left = if before > advanced.events { end.committed_at.0.max(1) as u64 } else { 0 };
-            self.oldest_unconfirmed.store(left, Ordering::Relaxed);
-        }
-        self.told().last_progress = Instant::now();
-    }
-
-    pub fn confirmed(&self, position: &Position) {
-        self.confirmed.store(position.as_gauge(), Ordering::Relaxed);
-        self.told().position = Some(position.clone());
-    }
-
-    pub fn parked(&self) {
-        self.metrics.dead_letters.inc();
-    }
-
-    pub fn snapshot(&self) -> Snapshot {
-        let told = self.told();
-        let server = self.source.server_position.load(Ordering::Relaxed);
-        let oldest = self.oldest_unconfirmed.load(Ordering::Relaxed);
-        Snapshot {
-            name: self.name.clone(),
-            state: told.state,
-            position: told.position.as_ref().map(Position::to_string),
-            last_error: told.last_error.clone(),
-            in_flight: self.in_flight.load(Ordering::Relaxed),
-            confirmed: self.confirmed.load(Ordering::Relaxed),
-            lag_bytes: self.source.lag_bytes(server.saturating_sub(self.confirmed.load(Ordering::Relaxed))),
-            lag_seconds: if oldest == 0 { 0.0 } else { Micros(oldest as i64).seconds_until(Micros::now()) },
-            retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
-            events: self.metrics.events.get(),
-            dead_letters: self.metrics.dead_letters.get(),
-            leader: told.state == State::Streaming,
-            source_connected: told.source_connected,
-            sink_connected: told.sink_connected,
-            idle_for: told.last_progress.elapsed(),
-            in_state_for: told.since.elapsed(),
-        }
     }
 }
 
@@ -238,25 +58,25 @@ pub async fn run(settings: &PipelineSettings, status: &PipelineStatus, stop: &St
 }
 
 async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop) -> Result<(), Halt> {
-    let plan = Plan::compile(&settings.route).map_err(|error| Halt {
-        code: ExitCode::Usage,
-        what: format!("pipeline `{}`: {error}", settings.name),
-        remedy: String::new(),
-    })?;
-    let mut router = Router::new(plan);
-    let sink_memory = sink::Memory::default();
+    let Plans { projection, publishers } = Plans::compile(settings)?;
+    let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
+    let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
     let source_memory = source::Memory::new(&settings.source);
     let mut backoff = FIRST_BACKOFF;
     let mut again = 0u32;
     loop {
         status.enter(State::Starting);
-        let events_before = status.metrics.events.get();
-        let generation = generation(settings, status, stop, &mut router, &sink_memory, &source_memory);
+        let events_before = status.events();
+        let parts =
+            Parts { settings, status, projection: &projection, memories: &memories, source_memory: &source_memory };
+        let generation = parts.generation(&mut routes, stop);
         let failure = match generation.await {
-            Ok(_) => return Ok(()),
+            Ok(Ended::Anew) => continue,
+            Ok(Ended::LetGo(report)) => return Err(let_go(settings, report).await),
+            Ok(Ended::Stopped | Ended::CaughtUp) => return Ok(()),
             Err(failure) => failure,
         };
-        if status.metrics.events.get() > events_before {
+        if status.events() > events_before {
             (backoff, again) = (FIRST_BACKOFF, 0);
         }
         let pause = match failure {
@@ -298,7 +118,7 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
 }
 
 async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop, what: &str) {
-    if status.told().state != State::StandingBy {
+    if status.state() != State::StandingBy {
         tracing::info!(pipeline = settings.name, "standing by: {what}");
     }
     status.enter(State::StandingBy);
@@ -311,48 +131,188 @@ async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &S
     }
 }
 
-/// One connection to the source, one producer, one window.
-async fn generation(
-    settings: &PipelineSettings,
-    status: &PipelineStatus,
-    stop: &Stop,
-    router: &mut Router,
-    sink_memory: &sink::Memory,
-    source_memory: &source::Memory,
-) -> Result<Ended, Failure> {
-    let limits = Limits { events: settings.window.max_events, bytes: settings.window.max_bytes };
-    let window = Arc::new(AckWindow::new(limits));
-    // First, so that the producer fetches its id while the source is being opened.
-    let mut sink = Sink::create(settings, sink_memory, &window, &status.metrics.dead_letters)?;
-    let mut known_topics: Vec<&str> = router.plan().fixed_topic().into_iter().collect();
-    if let DeadLetter::Topic(topic) = &settings.dead_letter {
-        known_topics.push(topic);
+/// The log is more than the server should keep for a pipeline that does not move: its position is given up.
+async fn let_go(settings: &PipelineSettings, report: String) -> Halt {
+    let freed = match source::let_go(settings).await {
+        Ok(()) => "the slot was dropped".to_owned(),
+        Err(failure) => format!("the slot could not be dropped: {failure}"),
+    };
+    Halt {
+        code: ExitCode::PositionLost,
+        what: format!("{report}; {freed}"),
+        remedy:
+            "deliver what was missed from the table, remove the pipeline's row from outboxd_checkpoint, and start anew"
+                .to_owned(),
     }
-    let opened = tokio::select! {
-        opened = async {
-            sink.ready(&known_topics).await.map_err(Failure::from)?;
-            source::open(settings, router.plan().projection(), source_memory, &status.source).await.map_err(Failure::from)
-        } => opened,
-        failure = window.failed() => Err(failure.into()),
-        () = stop.requested() => return Ok(Ended::Stopped),
-    };
-    let source = match opened {
-        Ok(source) => source,
-        Err(failure) => {
-            sink.abandon().await;
-            return Err(failure);
+}
+
+/// What every generation is made of.
+struct Parts<'a> {
+    settings: &'a PipelineSettings,
+    status: &'a PipelineStatus,
+    projection: &'a Projection,
+    memories: &'a [Arc<warden::Memory>],
+    source_memory: &'a source::Memory,
+}
+
+/// A publisher's sink, before it is known where it stands.
+struct Prepared {
+    window: Arc<AckWindow>,
+    sink: Result<Sink, Failure>,
+}
+
+/// A source that is open, and what was noted of the publishers.
+struct Begun {
+    source: Opened,
+    notes: PublisherNotes,
+    notebook: Option<NoteBook>,
+}
+
+impl Parts<'_> {
+    /// One connection to the source, and one sink and one window for each publisher.
+    async fn generation(&self, routes: &mut [(Router, Option<Selection>)], stop: &Stop) -> Result<Ended, Failure> {
+        let bells = Bells::default();
+        // First, so that producers fetch their ids while the source is being opened.
+        let mut prepared: Vec<_> = (0..self.settings.publishers.len()).map(|at| self.prepare(at, &bells)).collect();
+        let begun = tokio::select! {
+            begun = self.begin(&mut prepared) => begun,
+            () = stop.requested() => return Ok(Ended::Stopped),
+        };
+        let Begun { source, notes, notebook } = match begun {
+            Ok(begun) => begun,
+            Err(failure) => {
+                for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
+                    sink.abandon().await;
+                }
+                return Err(failure);
+            }
+        };
+        self.status.enter(State::Streaming);
+        let (settings, status) = (self.settings, self.status);
+        let mut warden = Warden {
+            settings,
+            status,
+            wards: Vec::new(),
+            bells: bells.clone(),
+            notes: notes.of_lineage(&source.lineage, source.begun),
+            notebook,
+            noted: 0,
+            attempts: JoinSet::new(),
+        };
+        let mut publishers = Vec::new();
+        let mut troubles = Vec::new();
+        for (at, (prepared, (router, selection))) in prepared.into_iter().zip(routes).enumerate() {
+            let (publisher, memory) = (&settings.publishers[at], &self.memories[at]);
+            let note = warden.notes.publishers.get(&publisher.name).cloned().unwrap_or_default();
+            let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
+            let known = noted.filter(|known| !source.start.covers(known));
+            let shown = status.publishers[at].clone();
+            let stands = Some(known.clone().unwrap_or_else(|| source.start.clone()));
+            let account = Arc::new(Account::new(&publisher.name, prepared.window, bells.clone(), shown, stands));
+            let mut out = true;
+            let mut sink = None;
+            match (note.state, memory.failed(), prepared.sink) {
+                (Standing::Active, None, Ok(made)) => (out, sink) = (false, Some(made)),
+                (Standing::Active, None, Err(failure)) => troubles.push((at, failure)),
+                (standing, failed, made) => {
+                    match standing {
+                        Standing::Paused => account.status.enter(State::Paused),
+                        Standing::Active | Standing::Failed => {
+                            account.status.enter(State::Failed);
+                            account.status.failed(&failed.map_or(note.reason, |halt| halt.to_string()));
+                        }
+                    }
+                    match standing {
+                        Standing::Failed => account.let_go(),
+                        Standing::Active | Standing::Paused => account.stop(),
+                    }
+                    if let Ok(made) = made {
+                        made.abandon().await;
+                    }
+                }
+            }
+            warden.wards.push(Ward { settings: publisher, memory, account: account.clone(), out, warned_at: 0 });
+            publishers.push(Publisher {
+                settings: publisher,
+                pipeline: &settings.name,
+                router,
+                selection: selection.as_ref(),
+                sink,
+                account,
+                known,
+                picked: Vec::new(),
+                gone: false,
+            });
         }
-    };
-    status.enter(State::Streaming);
-    let relay = Relay {
-        source,
-        sink,
-        window,
-        router,
-        dead_letter: &settings.dead_letter,
-        status,
-        until_caught_up: settings.until_caught_up,
-        shutdown_timeout: settings.shutdown_timeout,
-    };
-    relay.run(stop).await
+        for (at, failure) in troubles {
+            warden.take_out(at, failure)?;
+        }
+        let relay = Relay {
+            source,
+            publishers,
+            warden,
+            progress: bells.progress,
+            status,
+            until_caught_up: settings.until_caught_up,
+            shutdown_timeout: settings.shutdown_timeout,
+        };
+        relay.run(stop).await
+    }
+
+    fn prepare(&self, at: usize, bells: &Bells) -> Prepared {
+        let publisher = &self.settings.publishers[at];
+        let limits = Limits { events: publisher.window.max_events, bytes: publisher.window.max_bytes };
+        let window = Arc::new(AckWindow::new(limits, bells.clone()));
+        let counter = &self.status.publishers[at].metrics.dead_letters;
+        let letters = Letters { pipeline: &self.settings.name, counter };
+        let sink = Sink::create(publisher, &self.memories[at].sink, &window, &letters).map_err(Failure::from);
+        Prepared { window, sink }
+    }
+
+    /// Waits for the sinks, opens the source, and reads what was noted.
+    async fn begin(&self, prepared: &mut [Prepared]) -> Result<Begun, Failure> {
+        let settings = self.settings;
+        let opening = async {
+            let opened = source::open(settings, self.projection, self.source_memory, &self.status.source);
+            let (source, noted) = tokio::join!(opened, self.notes());
+            let (source, (notes, notebook)) = (source?, noted?);
+            Ok(Begun { source, notes, notebook })
+        };
+        if let ([lone], [publisher]) = (&mut *prepared, &settings.publishers[..]) {
+            let Prepared { window, sink } = lone;
+            let sink = sink.as_mut().map_err(|failure| failure.clone())?;
+            warden::ready(sink, publisher, window).await?;
+            return tokio::select! {
+                begun = opening => begun,
+                failure = window.failed() => Err(failure.into()),
+            };
+        }
+        join_all(prepared.iter_mut().zip(&settings.publishers).map(|(one, publisher)| one.get_ready(publisher))).await;
+        opening.await
+    }
+
+    /// What was noted of the publishers; and where more is to be noted, when they have names.
+    async fn notes(&self) -> Result<(PublisherNotes, Option<NoteBook>), SourceFailure> {
+        let mut book = NoteBook::open(self.settings).await?;
+        let notes = book.load().await?.unwrap_or_default();
+        if self.settings.is_lone() {
+            return Ok((notes, None));
+        }
+        book.prepare().await?;
+        Ok((notes, Some(book)))
+    }
+}
+
+impl Prepared {
+    /// Waits for the sink, but not so long that the others suffer.
+    async fn get_ready(&mut self, publisher: &PublisherSettings) {
+        let Ok(sink) = &mut self.sink else { return };
+        let ready = tokio::time::timeout(warden::READY_PATIENCE, warden::ready(sink, publisher, &self.window)).await;
+        let late = || Err(Failure::Retry { what: "the sink is not ready yet".to_owned() });
+        if let Err(failure) = ready.unwrap_or_else(|_| late())
+            && let Ok(sink) = std::mem::replace(&mut self.sink, Err(failure))
+        {
+            sink.abandon().await;
+        }
+    }
 }

@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::source::mongodb::token::StreamPosition;
+use crate::event::CommitId;
+use crate::source::mongodb::token::{ResumeToken, StreamPosition};
 use crate::source::mysql::position::BinlogPosition;
 
 /// A PostgreSQL log sequence number, written `16/B374D848` as the server writes it.
@@ -72,6 +73,30 @@ impl Position {
             (Position::Mongo(here), Position::Mongo(there)) => here.covers(there),
             _ => false,
         }
+    }
+
+    /// Whether a pipeline that stands here has already delivered the commit. Of a cluster time that several events of
+    /// MongoDB share it may say no where it could say yes.
+    pub fn has(&self, commit: &CommitId) -> bool {
+        match (self, commit) {
+            // A commit's id is where its record begins, a position where it ends.
+            (Position::Postgres(here), CommitId::Postgres(begin)) => begin < here,
+            (Position::Binlog(here), commit) => here.has(commit),
+            (Position::Mongo(here), CommitId::Mongo(time)) => *time < here.time || (*time == here.time && here.whole),
+            _ => false,
+        }
+    }
+
+    /// Reads a position of the same kind as this one.
+    pub fn parse_alike(&self, text: &str) -> Option<Position> {
+        Some(match self {
+            Position::Postgres(_) => Position::Postgres(text.parse().ok()?),
+            Position::Binlog(_) => Position::Binlog(Box::new(text.parse().ok()?)),
+            Position::Mongo(_) => {
+                let token: ResumeToken = text.parse().ok()?;
+                Position::Mongo(Box::new(StreamPosition::after(token)))
+            }
+        })
     }
 
     /// The position as an integer, for the metric; sources without a natural one give 0.

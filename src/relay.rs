@@ -1,8 +1,9 @@
 //! The loop: source → window → route → sink → watermark → confirm.
 //!
 //! ```text
-//!   pump    reader.next ─▶ window.admit ─▶ router.route ─▶ sink.enqueue ─▶ window.seal
-//!   follow  window.watermark ─▶ confirmer.confirm
+//!   pump    reader.next ─▶ each publisher: pick ─▶ window.admit ─▶ router.route ─▶ sink.enqueue ─▶ window.seal
+//!   follow  lowest watermark of all publishers ─▶ confirmer.confirm
+//!   warden  failures of publishers, orders of people, notes on how far each has come
 //! ```
 //!
 //! One generation: it runs until it is told to stop, until it has caught up, or until something fails. Whatever
@@ -11,32 +12,36 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::ack_window::{AckWindow, Receipt};
-use crate::config::DeadLetter;
-use crate::event::{Chunk, OutboxEvent};
+use crate::event::Chunk;
 use crate::failure::{ExitCode, Failure, Halt};
-use crate::pipeline::{PipelineStatus, Stop};
+use crate::pipeline::Stop;
 use crate::position::Position;
-use crate::route::Router;
-use crate::sink::{Enqueued, Sink};
+use crate::publisher::{Account, Publisher};
 use crate::source::{Confirmer, Opened, Reader};
+use crate::status::PipelineStatus;
+use crate::warden::Warden;
 
 /// Why a generation ended without failing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     Stopped,
     CaughtUp,
+    /// A publisher takes part again: begin anew, at once.
+    Anew,
+    /// Every publisher's position was let go; this is the gap report.
+    LetGo(String),
 }
 
 /// One generation's parts.
 pub struct Relay<'a> {
     pub source: Opened,
-    pub sink: Sink,
-    pub window: Arc<AckWindow>,
-    pub router: &'a mut Router,
-    pub dead_letter: &'a DeadLetter,
+    pub publishers: Vec<Publisher<'a>>,
+    pub warden: Warden<'a>,
+    /// Rung by every window.
+    pub progress: Arc<Notify>,
     pub status: &'a PipelineStatus,
     pub until_caught_up: bool,
     pub shutdown_timeout: Duration,
@@ -44,15 +49,17 @@ pub struct Relay<'a> {
 
 impl Relay<'_> {
     pub async fn run(self, stop: &Stop) -> Result<Ended, Failure> {
-        let Relay { source, mut sink, window, router, dead_letter, status, until_caught_up, shutdown_timeout } = self;
-        let Opened { mut reader, confirmer, start, caught_up_at, mut alarm } = source;
+        let Relay { source, mut publishers, mut warden, progress, status, until_caught_up, shutdown_timeout } = self;
+        let Opened { mut reader, confirmer, start, caught_up_at, mut alarm, .. } = source;
+        let accounts: Vec<_> = publishers.iter().map(|publisher| publisher.account.clone()).collect();
+        let follower = Follower { accounts: &accounts, confirmer: &confirmer, status };
         let target = until_caught_up.then_some(&caught_up_at);
         let ended = {
-            let mut pump = Pump { router, sink: &mut sink, window: &window, dead_letter, status };
+            let mut pump = Pump { publishers: &mut publishers, matched: Vec::new(), status };
             tokio::select! {
                 failure = pump.run(&mut reader) => Err(failure),
-                () = follow(&window, &confirmer, start, target, status) => Ok(Ended::CaughtUp),
-                failure = window.failed() => Err(failure.into()),
+                () = follower.run(start, target, &progress) => Ok(Ended::CaughtUp),
+                ended = warden.run() => ended,
                 raised = &mut alarm => Err(alarm_failure(raised)),
                 () = stop.requested() => Ok(Ended::Stopped),
             }
@@ -65,22 +72,28 @@ impl Relay<'_> {
             Err(_) => false,
         };
         if orderly && !matches!(ended, Ok(Ended::CaughtUp)) {
-            drain(&window, &confirmer, &mut sink, status, shutdown_timeout).await;
+            drain(&mut publishers, Instant::now() + shutdown_timeout).await;
+            follower.advance();
+            let left: usize = accounts.iter().map(|account| account.window.in_flight()).sum();
+            if left > 0 {
+                tracing::warn!(events = left, "not acknowledged before the deadline: they will be delivered again");
+            }
         } else {
             // What was acknowledged meanwhile need not be repeated.
-            advance(&window, &confirmer, status);
+            follower.advance();
         }
         if !orderly {
             // Unasked, the server must not wait for our goodbye: it may be shutting down.
             alarm.abort();
-            sink.abandon().await;
-            return ended;
         }
         // Before another instance is let in: what is still queued must not come after what it delivers.
-        sink.abandon().await;
-        advance(&window, &confirmer, status);
-        if !alarm.is_finished() {
-            confirmer.finish(reader, alarm).await;
+        abandon(publishers).await;
+        if orderly {
+            follower.advance();
+            warden.finish().await;
+            if !alarm.is_finished() {
+                confirmer.finish(reader, alarm).await;
+            }
         }
         ended
     }
@@ -94,59 +107,92 @@ fn alarm_failure(raised: Result<Result<(), crate::source::SourceFailure>, tokio:
     }
 }
 
-/// Confirms what has finished; ends when the target is reached.
-async fn follow(
-    window: &AckWindow,
-    confirmer: &Confirmer,
-    start: Position,
-    target: Option<&Position>,
-    status: &PipelineStatus,
-) {
-    let reached = |position: &Position| target.is_some_and(|target| position.covers(target));
-    status.confirmed(&start);
-    if reached(&start) {
-        return;
-    }
-    loop {
-        let advanced = window.watermark().await;
-        status.advanced(&advanced);
-        if let Some(end) = advanced.end {
-            confirmer.confirm(&end.position);
-            if reached(&end.position) {
-                return;
-            }
-        }
-    }
-}
-
-fn advance(window: &AckWindow, confirmer: &Confirmer, status: &PipelineStatus) {
-    if let Some(advanced) = window.advance() {
-        status.advanced(&advanced);
-        if let Some(end) = advanced.end {
-            confirmer.confirm(&end.position);
-        }
-    }
-}
-
 /// Waits for what is in flight until the deadline; what is unacknowledged then is not confirmed and comes again.
-async fn drain(window: &AckWindow, confirmer: &Confirmer, sink: &mut Sink, status: &PipelineStatus, timeout: Duration) {
-    sink.drain(Instant::now() + timeout).await;
-    advance(window, confirmer, status);
-    if window.in_flight() > 0 {
-        let left = window.in_flight();
-        tracing::warn!(events = left, "not acknowledged before the shutdown deadline: they will be delivered again");
+async fn drain(publishers: &mut [Publisher<'_>], deadline: Instant) {
+    // One after the other: they all have the same deadline.
+    for sink in publishers.iter_mut().filter(|publisher| !publisher.account.is_stopped()) {
+        if let Some(sink) = &mut sink.sink {
+            sink.drain(deadline).await;
+        }
     }
 }
 
-struct Pump<'a> {
-    router: &'a mut Router,
-    sink: &'a mut Sink,
-    window: &'a AckWindow,
-    dead_letter: &'a DeadLetter,
+/// Gives up what is still queued.
+async fn abandon(publishers: Vec<Publisher<'_>>) {
+    for sink in publishers.into_iter().filter_map(|publisher| publisher.sink) {
+        sink.abandon().await;
+    }
+}
+
+/// Confirms to the source what all publishers have passed.
+struct Follower<'a> {
+    accounts: &'a [Arc<Account>],
+    confirmer: &'a Confirmer,
     status: &'a PipelineStatus,
 }
 
-impl Pump<'_> {
+impl Follower<'_> {
+    /// Runs until the target is reached.
+    async fn run(&self, start: Position, target: Option<&Position>, progress: &Notify) {
+        let reached = |position: &Position| target.is_some_and(|target| position.covers(target));
+        self.status.confirmed(&start);
+        if reached(&start) {
+            return;
+        }
+        loop {
+            if self.advance() {
+                // Whoever is paused or has failed does not keep the others from having caught up.
+                let taking_part = |account: &Account| !account.is_stopped();
+                if self.lowest(taking_part).is_some_and(|position| reached(&position)) {
+                    return;
+                }
+            } else {
+                // Also when nobody has moved: one that held the others back may have been let go.
+                self.confirm();
+                progress.notified().await;
+            }
+        }
+    }
+
+    /// Moves every watermark, and confirms the lowest; says whether any has moved.
+    fn advance(&self) -> bool {
+        let mut moved = false;
+        for account in self.accounts {
+            if let Some(advanced) = account.advance() {
+                self.status.advanced(&account.status, &advanced);
+                moved = true;
+            }
+        }
+        if moved {
+            self.confirm();
+        }
+        moved
+    }
+
+    fn confirm(&self) {
+        if let Some(position) = self.lowest(|account| !account.is_let_go()) {
+            self.status.confirmed(&position);
+            self.confirmer.confirm(&position);
+        }
+    }
+
+    /// The last commit that all of these have passed. Every window counts the same chunks, so that of two watermarks
+    /// the one with fewer chunks is the lower.
+    fn lowest(&self, counts: impl Fn(&Account) -> bool) -> Option<Position> {
+        let passed = self.accounts.iter().filter(|account| counts(account)).map(|account| account.passed());
+        passed.min_by_key(|passed| passed.finished).and_then(|passed| passed.end)
+    }
+}
+
+/// Reads, and hands out.
+struct Pump<'a, 'p> {
+    publishers: &'a mut [Publisher<'p>],
+    /// Which events of the chunk somebody wants.
+    matched: Vec<bool>,
+    status: &'a PipelineStatus,
+}
+
+impl Pump<'_, '_> {
     /// Reads and enqueues until something fails.
     async fn run(&mut self, reader: &mut Reader) -> Failure {
         let mut chunk = Chunk::default();
@@ -158,91 +204,35 @@ impl Pump<'_> {
     }
 
     async fn step(&mut self, reader: &mut Reader, chunk: &mut Chunk) -> Result<(), Failure> {
+        if self.publishers.iter().all(|publisher| publisher.gone) {
+            // Nothing of what follows is wanted in this generation.
+            return std::future::pending().await;
+        }
         reader.next(chunk).await?;
         self.status.read(chunk);
-        let receipt = self.window.admit(chunk.events().len(), chunk.weight()).await;
-        for event in chunk.events() {
-            // The usual way costs neither a future nor an await.
-            let queued = match self.router.route(chunk, event) {
-                Ok(record) => matches!(self.sink.enqueue(&record, receipt)?, Enqueued::Queued),
-                Err(_) => false,
-            };
-            if !queued {
-                self.deliver(chunk, event, receipt).await?;
-            }
+        let lone = self.publishers.len() == 1;
+        let selective = self.publishers.iter().all(|publisher| publisher.selection.is_some() && !publisher.gone);
+        self.matched.clear();
+        if selective {
+            self.matched.resize(chunk.events().len(), false);
         }
-        self.window.seal(receipt, 0, chunk.end.take());
-        if !chunk.catching_up && !chunk.events().is_empty() {
-            self.sink.hurry();
-        }
-        Ok(())
-    }
-
-    /// Enqueues one event that could not simply be enqueued, or parks it.
-    async fn deliver(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<(), Failure> {
-        loop {
-            let refused = match self.router.route(chunk, event) {
-                Err(unroutable) => unroutable.to_string(),
-                Ok(record) => match self.sink.enqueue(&record, receipt)? {
-                    Enqueued::Queued => return Ok(()),
-                    Enqueued::Full => {
-                        tokio::time::sleep(Duration::from_millis(2)).await;
-                        continue;
-                    }
-                    Enqueued::Suspect => match self.sink.send_alone(&record, receipt).await? {
-                        Enqueued::Queued => return Ok(()),
-                        Enqueued::Refused(why) => why,
-                        _ => continue,
-                    },
-                    Enqueued::Unprepared => match self.sink.prepare(record.topic).await? {
-                        Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
-                        _ => continue,
-                    },
-                    Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
-                },
-            };
-            return self.park(chunk, event, receipt, &refused).await;
-        }
-    }
-
-    /// Puts an undeliverable event into the dead-letter place, in its turn, or halts.
-    async fn park(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt, why: &str) -> Result<(), Failure> {
-        let commit = chunk.commit(event).id;
-        let halt = |what: String, remedy: &str| {
-            Failure::Halt(Halt { code: ExitCode::Undeliverable, what, remedy: remedy.to_owned() })
-        };
-        let DeadLetter::Topic(topic) = self.dead_letter else {
-            let id = self.router.describe(chunk, event);
-            return Err(halt(
-                format!("the event {id} of the commit at {commit} cannot be delivered: {why}"),
-                "remove the cause (create the topic, raise max.message.bytes …), or set --dead-letter topic:NAME",
-            ));
-        };
-        let letter_headers = [("outboxd.reason", why), ("outboxd.pipeline", self.status.name())];
-        loop {
-            let record = self.router.dead_letter(chunk, event, topic, &letter_headers);
-            match self.sink.park(&record, receipt).await? {
-                Enqueued::Queued => break,
-                Enqueued::Full => tokio::time::sleep(Duration::from_millis(2)).await,
-                Enqueued::Suspect => {
-                    if matches!(self.sink.send_alone(&record, receipt).await?, Enqueued::Queued) {
-                        break;
-                    }
-                }
-                Enqueued::Unprepared => {
-                    if let Enqueued::Refused(second) = self.sink.prepare(topic).await? {
-                        let what = format!("an event of the commit at {commit} cannot be delivered ({why}) nor parked");
-                        return Err(halt(format!("{what}: {second}"), "make the dead-letter topic writable"));
-                    }
-                }
-                Enqueued::Refused(second) => {
-                    let what = format!("an event of the commit at {commit} cannot be delivered ({why}) nor parked");
-                    return Err(halt(format!("{what}: {second}"), "raise the dead-letter topic's max.message.bytes"));
+        for publisher in self.publishers.iter_mut().filter(|publisher| !publisher.gone) {
+            match publisher.take(chunk, &mut self.matched).await {
+                Ok(()) => {}
+                Err(failure) if lone => return Err(failure),
+                Err(failure) => {
+                    publisher.gone = true;
+                    publisher.account.fail(failure);
                 }
             }
         }
-        self.status.parked();
-        tracing::warn!(commit = %commit, topic, "an event was put into the dead-letter topic: {why}");
+        let unmatched = self.matched.iter().filter(|matched| !**matched).count();
+        self.status.metrics.unmatched.inc_by(unmatched as u64);
         Ok(())
     }
+}
+
+/// Why every publisher of a pipeline has ended, as one.
+pub fn worst(halts: impl IntoIterator<Item = Halt>) -> Option<Halt> {
+    halts.into_iter().max_by_key(|halt| halt.code)
 }

@@ -1,5 +1,7 @@
 //! What operators and orchestrators ask over HTTP: is it alive, is it ready, what is it doing.
 
+mod orders;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +10,15 @@ use axum::Router;
 use axum::extract::State as Shared;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Serialize;
 use tokio::net::TcpListener;
 
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
-use crate::pipeline::{PipelineStatus, Snapshot, State};
+use crate::status::{PipelineStatus, PublisherSnapshot, Snapshot, State};
+pub use orders::Guard;
 
 /// A streaming pipeline with events in flight that saw none of them acknowledged for this long makes no progress.
 const NO_PROGRESS: Duration = Duration::from_secs(300);
@@ -24,6 +27,7 @@ const NO_PROGRESS: Duration = Duration::from_secs(300);
 pub struct Observed {
     pub metrics: Metrics,
     pub pipelines: Vec<Arc<PipelineStatus>>,
+    pub guard: Guard,
 }
 
 /// Binds the admin address. A taken default gives way to a free port; a taken chosen one is an error.
@@ -54,6 +58,8 @@ pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
+        .route("/pipelines/{name}/{verb}", post(orders::pipeline))
+        .route("/pipelines/{name}/publishers/{publisher}/{verb}", post(orders::publisher))
         .with_state(observed);
     if let Err(error) = axum::serve(listener, routes).await {
         tracing::error!("the admin address is no longer served: {error}");
@@ -68,7 +74,7 @@ async fn livez(Shared(observed): Shared<Arc<Observed>>) -> Response {
 
 /// Whether source and sink are reachable; a standby is ready to take over.
 async fn readyz(Shared(observed): Shared<Arc<Observed>>) -> Response {
-    let unready = |one: &Snapshot| !matches!(one.state, State::Streaming | State::StandingBy);
+    let unready = |one: &Snapshot| !matches!(one.state, State::Streaming | State::Paused | State::StandingBy);
     judge(&observed, unready, "not ready")
 }
 
@@ -112,9 +118,42 @@ struct PipelinePage {
     retained_bytes: u64,
     in_flight: usize,
     events: u64,
+    unmatched: u64,
     dead_letters: u64,
     leader: bool,
     last_error: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    publishers: Vec<PublisherPage>,
+}
+
+#[derive(Serialize)]
+struct PublisherPage {
+    name: String,
+    state: &'static str,
+    position: Option<String>,
+    lag_seconds: f64,
+    in_flight: usize,
+    /// The reading of the log waits for this one.
+    holds_back: bool,
+    events: u64,
+    dead_letters: u64,
+    last_error: Option<String>,
+}
+
+impl From<PublisherSnapshot> for PublisherPage {
+    fn from(one: PublisherSnapshot) -> Self {
+        PublisherPage {
+            name: one.name,
+            state: one.state.as_str(),
+            position: one.position,
+            lag_seconds: one.lag_seconds,
+            in_flight: one.in_flight,
+            holds_back: one.holds_back,
+            events: one.events,
+            dead_letters: one.dead_letters,
+            last_error: one.last_error,
+        }
+    }
 }
 
 async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPage> {
@@ -130,9 +169,11 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             retained_bytes: one.retained_bytes,
             in_flight: one.in_flight,
             events: one.events,
+            unmatched: one.unmatched,
             dead_letters: one.dead_letters,
             leader: one.leader,
             last_error: one.last_error,
+            publishers: one.publishers.into_iter().map(PublisherPage::from).collect(),
         }
     };
     let pipelines = observed.pipelines.iter().map(page).collect();

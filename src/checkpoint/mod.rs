@@ -6,6 +6,7 @@
 
 mod file;
 mod kafka;
+pub mod publishers;
 
 use std::path::PathBuf;
 

@@ -8,7 +8,7 @@ use super::{print, unexpected};
 use crate::config::{PipelineSettings, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::preflight::{Finding, Verdict};
-use crate::route::Plan;
+use crate::route::Plans;
 use crate::{sink, source};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -45,12 +45,18 @@ pub async fn run(settings: Settings, json: bool) -> Result<ExitCode, Halt> {
 }
 
 async fn look(pipeline: &PipelineSettings) -> Result<Vec<Line<'_>>, Halt> {
-    let plan = Plan::compile(&pipeline.route).map_err(|error| Halt {
-        code: ExitCode::Usage,
-        what: format!("pipeline `{}`: {error}", pipeline.name),
-        remedy: String::new(),
-    })?;
-    let (source, sink) = tokio::join!(source::preflight(pipeline, plan.projection()), sink::preflight(pipeline, &plan));
+    let plans = Plans::compile(pipeline)?;
+    let source = source::preflight(pipeline, &plans.projection).await;
+    let mut sink = Vec::new();
+    for (publisher, (plan, _)) in pipeline.publishers.iter().zip(&plans.publishers) {
+        let findings = sink::preflight(publisher, plan).await;
+        sink.extend(findings.into_iter().map(|mut finding| {
+            if !pipeline.is_lone() {
+                finding.what = format!("{}: {}", publisher.name, finding.what);
+            }
+            finding
+        }));
+    }
     let line = |side| move |finding| Line { pipeline: &pipeline.name, side, finding };
     Ok(source.into_iter().map(line(Side::Source)).chain(sink.into_iter().map(line(Side::Sink))).collect())
 }

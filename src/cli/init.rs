@@ -3,7 +3,7 @@
 use super::{InitOptions, print};
 use crate::config::{PipelineSettings, Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
-use crate::route::Plan;
+use crate::route::Plans;
 use crate::source::schema::Wanted;
 use crate::source::{SourceFailure, mongodb, mysql, postgres};
 
@@ -23,15 +23,11 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
 
 /// Makes what one pipeline stands on, saying a line for each thing.
 pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut dyn FnMut(&str)) -> Result<(), Halt> {
-    let plan = Plan::compile(&pipeline.route).map_err(|error| Halt {
-        code: ExitCode::Usage,
-        what: format!("pipeline `{}`: {error}", pipeline.name),
-        remedy: String::new(),
-    })?;
+    let plans = Plans::compile(pipeline)?;
     match &pipeline.source {
         SourceSettings::Postgres(source) => {
             let payload = options.payload.of_postgres();
-            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
             match options.dry_run {
                 true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                 false => postgres::setup::init(&wanted, say).await.map_err(halt)?,
@@ -39,7 +35,7 @@ pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut d
         }
         SourceSettings::MySql(source) => {
             let payload = options.payload.of_mysql();
-            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
             match options.dry_run {
                 true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                 false => mysql::setup::init(&wanted, say).await.map_err(halt)?,
@@ -48,7 +44,7 @@ pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut d
         SourceSettings::Mongo(source) => {
             // A document's fields have no types beforehand.
             let payload = "";
-            let wanted = Wanted { settings: source, of: pipeline, projection: plan.projection(), payload };
+            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
             match options.dry_run {
                 true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
                 false => Box::pin(mongodb::setup::init(&wanted, say)).await.map_err(halt)?,

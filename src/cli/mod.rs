@@ -3,12 +3,14 @@
 //! The options of `run`, `check` and `init` are a layer of the configuration, so they are parsed without their
 //! defaults; the help, the man page and the completions are made from the same definitions with them.
 
+mod ask;
 pub mod check;
 pub mod completions;
 pub mod demo;
 pub mod init;
 pub mod logging;
 pub mod man;
+pub mod order;
 pub mod run;
 pub mod status;
 
@@ -21,7 +23,7 @@ use clap::error::{ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
-use crate::config::{self, PipelineOptions, ProcessOptions, Said, Settings};
+use crate::config::{self, PipelineOptions, ProcessOptions, Said, Secret, Settings};
 use crate::failure::{ExitCode, Halt};
 
 /// Moves a transactional outbox to Kafka by reading the database's own log.
@@ -103,6 +105,12 @@ pub enum Command {
     Init(InitArgs),
     /// Show what a running outboxd is doing
     Status(StatusArgs),
+    /// Pause a pipeline, or one of its publishers, until it is resumed; a restart does not
+    ///
+    /// What comes meanwhile stays in the database's log, which grows: see --max-retained.
+    Pause(OrderArgs),
+    /// Resume a pipeline, or one of its publishers, where it stood
+    Resume(OrderArgs),
     /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -198,6 +206,18 @@ pub struct StatusArgs {
     /// Print the answer as it came, in JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct OrderArgs {
+    /// The pipeline, or PIPELINE/PUBLISHER
+    pub name: String,
+    /// Admin address of the running outboxd
+    #[arg(long, env = "OUTBOXD_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
+    pub admin: String,
+    /// Admin token of the running outboxd; may be `file:/path` or `env:NAME`
+    #[arg(long, env = "OUTBOXD_ADMIN_TOKEN", value_name = "TOKEN")]
+    pub admin_token: Option<Secret>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -359,6 +379,8 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
             block_on(init::run(settings, init))
         }
         Command::Status(args) => block_on(status::run(args)),
+        Command::Pause(args) => block_on(order::run(args, "pause")),
+        Command::Resume(args) => block_on(order::run(args, "resume")),
         Command::Demo(args) => {
             // The demo speaks for itself.
             if std::env::var_os("RUST_LOG").is_some() {

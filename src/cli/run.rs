@@ -7,25 +7,22 @@ use rdkafka::producer::DefaultProducerContext;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::admin::{self, Observed};
+use crate::admin::{self, Guard, Observed};
 use crate::cli::unexpected;
 use crate::config::{Brokers, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
-use crate::pipeline::{self, PipelineStatus, Stop};
+use crate::pipeline::{self, Stop};
 
 /// Runs until all pipelines have ended. The code is the highest of theirs.
 pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
     // Kept until the end: the in-process broker lives as long as this.
     let _embedded = embed_broker(&mut settings)?;
     let metrics = Metrics::default();
-    let statuses: Vec<_> = settings
-        .pipelines
-        .iter()
-        .map(|pipeline| Arc::new(PipelineStatus::new(&pipeline.name, metrics.pipeline(&pipeline.name))))
-        .collect();
-    let observed = Arc::new(Observed { metrics, pipelines: statuses.clone() });
-    if let Some((listener, _)) = admin::bind(&settings.process.admin).await? {
+    let statuses: Vec<_> = settings.pipelines.iter().map(|pipeline| Arc::new(metrics.status(pipeline))).collect();
+    if let Some((listener, address)) = admin::bind(&settings.process.admin).await? {
+        let guard = Guard { token: settings.process.admin_token.clone(), loopback: address.ip().is_loopback() };
+        let observed = Arc::new(Observed { metrics, pipelines: statuses.clone(), guard });
         tokio::spawn(admin::serve(listener, observed));
     }
 
@@ -71,17 +68,20 @@ fn no_signals(error: std::io::Error) -> Halt {
 
 /// Starts the in-process broker where a pipeline asks for it, and puts its address in its place.
 fn embed_broker(settings: &mut Settings) -> Result<Option<MockCluster<'static, DefaultProducerContext>>, Halt> {
-    let asked = |brokers: &Brokers| *brokers == Brokers::Embedded;
-    if !settings.pipelines.iter().any(|pipeline| asked(&pipeline.kafka.brokers)) {
+    let mut asking: Vec<&mut Brokers> = Vec::new();
+    for pipeline in &mut settings.pipelines {
+        let publishers = pipeline.publishers.iter_mut().map(|publisher| &mut publisher.kafka.brokers);
+        let all = publishers.chain(std::iter::once(&mut pipeline.kafka.brokers));
+        asking.extend(all.filter(|brokers| **brokers == Brokers::Embedded));
+    }
+    if asking.is_empty() {
         return Ok(None);
     }
     let cluster = MockCluster::new(1).map_err(|error| unexpected(format!("no embedded broker: {error}")))?;
     let address = cluster.bootstrap_servers();
     tracing::info!(address, "started the embedded Kafka broker; what it holds ends with this process");
-    for pipeline in &mut settings.pipelines {
-        if asked(&pipeline.kafka.brokers) {
-            pipeline.kafka.brokers = Brokers::Servers(address.clone());
-        }
+    for brokers in asking {
+        *brokers = Brokers::Servers(address.clone());
     }
     Ok(Some(cluster))
 }

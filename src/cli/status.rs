@@ -1,24 +1,13 @@
 //! `outboxd status`: asks a running outboxd at its admin address and shows the answer as a table.
 
-use std::time::Duration;
-
 use serde::Deserialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::StatusArgs;
+use super::ask::{self, Asked};
 use crate::failure::{ExitCode, Halt};
 
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Far above what any number of pipelines can fill: guards against an address that is something else.
-const LARGEST_ANSWER: u64 = 64 << 20;
-
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Halt> {
-    let answer = match timeout(PATIENCE, get(&args.admin, "/status")).await {
-        Ok(answer) => answer.map_err(|what| unanswered(&args.admin, &what))?,
-        Err(_) => return Err(unanswered(&args.admin, "no answer in time")),
-    };
+    let answer = get(&args.admin, "/status").await.map_err(|what| unanswered(&args.admin, &what))?;
     let shown = if args.json {
         format!("{}\n", answer.trim_end())
     } else {
@@ -35,20 +24,11 @@ fn unanswered(address: &str, what: &str) -> Halt {
     }
 }
 
-/// One GET. HTTP/1.0 has the server answer without chunks and close: the body is what follows the head.
 pub(super) async fn get(address: &str, path: &str) -> Result<String, String> {
-    let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
-    let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
-    let mut answer = Vec::new();
-    stream.take(LARGEST_ANSWER).read_to_end(&mut answer).await.map_err(|error| error.to_string())?;
-    let answer = String::from_utf8(answer).map_err(|_| "the answer is not UTF-8".to_owned())?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or("the answer is not HTTP")?;
-    let status_line = head.lines().next().unwrap_or_default();
-    match status_line.split_whitespace().nth(1) {
-        Some("200") if status_line.starts_with("HTTP/1.") => Ok(body.to_owned()),
-        _ => Err(format!("the answer is `{status_line}`")),
+    let answer = ask::ask(&Asked { address, method: "GET", path, token: None }).await?;
+    match answer.status {
+        200 => Ok(answer.body),
+        status => Err(format!("the answer has the status {status}")),
     }
 }
 
@@ -69,6 +49,7 @@ struct Pipeline {
     in_flight: Option<u64>,
     leader: Option<bool>,
     last_error: Option<String>,
+    publishers: Vec<Pipeline>,
 }
 
 const HEADINGS: [&str; 8] = ["PIPELINE", "STATE", "POSITION", "LAG", "BEHIND", "IN FLIGHT", "LEADER", "LAST ERROR"];
@@ -76,7 +57,15 @@ const HEADINGS: [&str; 8] = ["PIPELINE", "STATE", "POSITION", "LAG", "BEHIND", "
 fn table(answer: &str) -> Result<String, serde_json::Error> {
     let answer: Answer = serde_json::from_str(answer)?;
     let mut rows = vec![HEADINGS.map(str::to_owned)];
-    rows.extend(answer.pipelines.into_iter().map(row));
+    for mut pipeline in answer.pipelines {
+        let publishers = std::mem::take(&mut pipeline.publishers);
+        let name = pipeline.name.clone();
+        rows.push(row(pipeline));
+        for publisher in publishers {
+            // As pause and resume take it.
+            rows.push(row(Pipeline { name: format!("{name}/{}", publisher.name), ..publisher }));
+        }
+    }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
     let lines = rows.iter().map(|row| {
@@ -114,11 +103,12 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
     const ANSWER: &str = r#"{"version":"1","pipelines":[
         {"name":"orders","state":"streaming","position":"16/B374D848","lag_bytes":2048,"lag_seconds":0.25,"in_flight":7,"leader":true,"last_error":null},
-        {"name":"a","state":"standby","leader":false,"last_error":"slot\nis held"}]}"#;
+        {"name":"a","state":"standby","leader":false,"last_error":"slot\nis held","publishers":[{"name":"b","state":"paused"}]}]}"#;
 
     #[test]
     fn the_table_is_aligned() {
@@ -126,6 +116,7 @@ mod tests {
 PIPELINE  STATE      POSITION     LAG      BEHIND  IN FLIGHT  LEADER  LAST ERROR
 orders    streaming  16/B374D848  2.0 KiB  0.2 s   7          yes     -
 a         standby    -            -        -       -          no      slot is held
+a/b       paused     -            -        -       -          -       -
 ";
         assert_eq!(table(ANSWER).unwrap(), expected);
     }
@@ -148,7 +139,7 @@ a         standby    -            -        -       -          no      slot is he
         let ok = format!("HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{ANSWER}");
         assert_eq!(answered(&ok).await.unwrap(), ANSWER);
         let missing = answered("HTTP/1.1 404 Not Found\r\n\r\n").await.unwrap_err();
-        assert_eq!(missing, "the answer is `HTTP/1.1 404 Not Found`");
+        assert_eq!(missing, "the answer has the status 404");
         assert_eq!(answered("SSH-2.0-OpenSSH\r\n").await.unwrap_err(), "the answer is not HTTP");
     }
 

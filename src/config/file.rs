@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-use super::options::{self, PipelineOptions, ProcessOptions};
+use super::options::{self, Isolation, PipelineOptions, ProcessOptions};
 use super::problem::{ConfigError, Problem, nearest};
 
 type Entry<'a> = (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>);
@@ -21,8 +21,45 @@ type Entry<'a> = (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>);
 #[derive(Clone, Debug, Default)]
 pub struct FileOptions {
     pub process: ProcessOptions,
-    pub pipelines: Vec<(String, PipelineOptions)>,
+    pub pipelines: Vec<PipelineTable>,
 }
+
+/// A `[pipeline.NAME]` table.
+#[derive(Clone, Debug, Default)]
+pub struct PipelineTable {
+    pub name: String,
+    pub options: PipelineOptions,
+    pub publishers: Vec<PublisherTable>,
+}
+
+/// A `[pipeline.NAME.publisher.NAME]` table.
+#[derive(Clone, Debug, Default)]
+pub struct PublisherTable {
+    pub name: String,
+    pub isolation: Isolation,
+    pub options: PipelineOptions,
+}
+
+/// What is about the whole pipeline, however many publishers it has.
+const PIPELINE_ONLY: [&str; 17] = [
+    "source",
+    "capture",
+    "publication",
+    "no-create",
+    "message-prefix",
+    "server-id",
+    "uuid-column",
+    "extended-json",
+    "layout",
+    "delivery",
+    "checkpoint",
+    "checkpoint-interval",
+    "name",
+    "until-caught-up",
+    "no-standby",
+    "shutdown-timeout",
+    "stall-timeout",
+];
 
 pub(super) fn read(path: &Path) -> Result<FileOptions, ConfigError> {
     let file = path.display().to_string();
@@ -69,18 +106,44 @@ impl<'a> Reading<'a> {
         read
     }
 
-    fn pipelines(&mut self, value: Spanned<DeValue<'a>>) -> Vec<(String, PipelineOptions)> {
+    fn pipelines(&mut self, value: Spanned<DeValue<'a>>) -> Vec<PipelineTable> {
         let mut pipelines = Vec::new();
         for (name, value) in self.table(value, "pipelines are tables: [pipeline.NAME]") {
-            let mut pipeline = PipelineOptions::default();
-            for entry in self.table(value, "a pipeline is a table: [pipeline.NAME]") {
-                if let Some(layer) = self.option::<PipelineOptions>(entry, &[]) {
-                    pipeline = layer.over(pipeline);
+            let mut pipeline = PipelineTable { name: name.into_inner().into_owned(), ..PipelineTable::default() };
+            for (key, value) in self.table(value, "a pipeline is a table: [pipeline.NAME]") {
+                if key.get_ref() == "publisher" {
+                    pipeline.publishers = self.publishers(value);
+                } else if let Some(layer) = self.option::<PipelineOptions>((key, value), &["publisher"]) {
+                    pipeline.options = layer.over(pipeline.options);
                 }
             }
-            pipelines.push((name.into_inner().into_owned(), pipeline));
+            pipelines.push(pipeline);
         }
         pipelines
+    }
+
+    fn publishers(&mut self, value: Spanned<DeValue<'a>>) -> Vec<PublisherTable> {
+        let mut publishers = Vec::new();
+        let otherwise = "publishers are tables: [pipeline.NAME.publisher.NAME]";
+        for (name, value) in self.table(value, otherwise) {
+            let mut publisher = PublisherTable { name: name.into_inner().into_owned(), ..PublisherTable::default() };
+            for (key, value) in self.table(value, otherwise) {
+                if key.get_ref() == "isolation" {
+                    match value.get_ref().as_str() {
+                        Some("shared") => publisher.isolation = Isolation::Shared,
+                        Some("own-position") => publisher.isolation = Isolation::OwnPosition,
+                        _ => self.problem(value.span(), "isolation is `shared` or `own-position`".to_owned()),
+                    }
+                } else if PIPELINE_ONLY.contains(&key.get_ref().as_ref()) {
+                    let what = format!("`{}` is about the pipeline: it belongs under [pipeline.NAME]", key.get_ref());
+                    self.problem(key.span(), what);
+                } else if let Some(layer) = self.option::<PipelineOptions>((key, value), &["isolation"]) {
+                    publisher.options = layer.over(publisher.options);
+                }
+            }
+            publishers.push(publisher);
+        }
+        publishers
     }
 
     fn table(&mut self, value: Spanned<DeValue<'a>>, otherwise: &str) -> Vec<Entry<'a>> {
@@ -173,8 +236,9 @@ mod tests {
         "#;
         let file = parse("outboxd.toml", text).unwrap();
         assert_eq!((file.process.admin.as_deref(), file.process.fail_fast), (Some("off"), Some(true)));
-        let [(first, orders), (second, accounts)] = &file.pipelines[..] else { panic!("{file:?}") };
-        assert_eq!((first.as_str(), second.as_str()), ("orders", "accounts"));
+        let [first, second] = &file.pipelines[..] else { panic!("{file:?}") };
+        assert_eq!((first.name.as_str(), second.name.as_str()), ("orders", "accounts"));
+        let (orders, accounts) = (&first.options, &second.options);
         assert_eq!(orders.source, Some("env:ORDERS_URL".into()));
         assert_eq!(orders.table, ["public.outbox", "sales.outbox"]);
         assert_eq!(orders.create_topics.as_deref(), Some("6"));
@@ -235,6 +299,33 @@ mod tests {
             let found = problems(text).join("\n");
             assert!(!found.contains("hunter2"), "{found}");
         }
+    }
+
+    #[test]
+    fn a_pipeline_may_have_publishers() {
+        let text = r#"
+            [pipeline.shop]
+            topic = "events"
+            [pipeline.shop.publisher.audit]
+            isolation = "own-position"
+            table = "audit"
+            [pipeline.shop.publisher.partners]
+            sink = "http://partners"
+            required-tags = ["public", "region=eu"]
+        "#;
+        let file = parse("outboxd.toml", text).unwrap();
+        let [audit, partners] = &file.pipelines[0].publishers[..] else { panic!("{file:?}") };
+        assert_eq!((audit.name.as_str(), audit.isolation), ("audit", Isolation::OwnPosition));
+        assert_eq!((partners.name.as_str(), partners.isolation), ("partners", Isolation::Shared));
+        assert_eq!(partners.options.required_tags, ["public", "region=eu"]);
+        assert_eq!(
+            problems("[pipeline.a.publisher.b]\nisolation = \"none\"\nlayout = \"native\"\nsnik = \"stdout\""),
+            [
+                "outboxd.toml:2:13: isolation is `shared` or `own-position`",
+                "outboxd.toml:3:1: `layout` is about the pipeline: it belongs under [pipeline.NAME]",
+                "outboxd.toml:4:1: unknown key `snik`; did you mean `sink`?",
+            ]
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(crate) mod options;
 mod problem;
 pub mod reference;
 mod resolve;
+mod resolve_publisher;
 mod resolve_sink;
 mod resolve_source;
 mod secret;
@@ -23,16 +24,16 @@ mod settings;
 mod source_url;
 mod values;
 
-pub use file::{FileOptions, parse};
+pub use file::{FileOptions, PipelineTable, PublisherTable, parse};
 pub use kafka_options::{KafkaOption, OptionValue};
-pub use options::{ExtendedJson, HttpBody, LogFormat, PipelineOptions, ProcessOptions, Snapshot};
+pub use options::{ExtendedJson, HttpBody, Isolation, LogFormat, PipelineOptions, ProcessOptions, Snapshot};
 pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
     Admin, Brokers, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings, Naming,
-    PipelineSettings, PostgresSettings, ProcessSettings, RouteSettings, Settings, SinkSettings, SourceSettings, Start,
-    TableName, TopicCreation, WindowSettings,
+    PipelineSettings, PostgresSettings, ProcessSettings, PublisherSettings, RouteSettings, SelectionSettings, Settings,
+    SinkSettings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -60,6 +60,16 @@ pub enum HttpBody {
     Single,
 }
 
+/// How far a publisher is apart from the others of its pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// One reading of the log feeds all.
+    #[default]
+    Shared,
+    /// A pipeline of its own.
+    OwnPosition,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -157,7 +167,7 @@ pub struct PipelineOptions {
 
     /// Column that plays a role of the layout, e.g. `key=customer_id`, or `key=/customer/id` inside a JSON payload; repeatable
     ///
-    /// Roles: id, key, topic, type, payload, headers, timestamp, version. In the file: `column = { key = "customer_id" }`.
+    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags. In the file: `column = { key = "customer_id" }`.
     #[arg(long, env = "OUTBOXD_COLUMN", value_name = "ROLE=NAME", value_delimiter = ',', help_heading = "Routing")]
     #[serde(deserialize_with = "values::assignments")]
     pub column: Vec<Assignment>,
@@ -178,6 +188,35 @@ pub struct PipelineOptions {
     /// Without it the value of such a record is the JSON literal `null`, so that no row deletes anything by accident.
     #[arg(long, env = "OUTBOXD_TOMBSTONE_ON_NULL", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Routing")]
     pub tombstone_on_null: Option<bool>,
+
+    /// Tag that an event must have to be delivered, `region=eu` or `vip`; repeatable, all are required [default: none]
+    ///
+    /// Tags are in the column of the role `tags` (a text array, a JSON array, or a JSON object whose members are
+    /// `name=value`), or else in the column of the headers.
+    #[arg(long, env = "OUTBOXD_REQUIRED_TAGS", value_name = "TAG", value_delimiter = ',', help_heading = "Selection")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub required_tags: Vec<String>,
+
+    /// Tag of which an event must have at least one to be delivered; repeatable [default: none]
+    #[arg(long, env = "OUTBOXD_ANY_OF_TAGS", value_name = "TAG", value_delimiter = ',', help_heading = "Selection")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub any_of_tags: Vec<String>,
+
+    /// Pattern of an event's type, `order.*`; an event that matches none is not delivered; repeatable [default: all]
+    #[arg(long, env = "OUTBOXD_ONLY_TYPE", value_name = "PATTERN", value_delimiter = ',', help_heading = "Selection")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub only_type: Vec<String>,
+
+    /// Version of an event, `2`, or `>=2`, `<3` …; an event that matches none is not delivered; repeatable [default: all]
+    #[arg(
+        long,
+        env = "OUTBOXD_ONLY_VERSION",
+        value_name = "VERSION",
+        value_delimiter = ',',
+        help_heading = "Selection"
+    )]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub only_version: Vec<String>,
 
     /// Kafka's bootstrap servers, `host:port,host:port`; `embedded` starts a broker inside the process, for trying out
     #[arg(long, env = "OUTBOXD_BROKERS", value_name = "SERVERS", help_heading = "Kafka")]
@@ -316,6 +355,13 @@ pub struct PipelineOptions {
     )]
     pub max_in_flight_bytes: Option<ByteSize>,
 
+    /// How much log a paused or stuck publisher may keep from being recycled before its position is let go [default: off]
+    ///
+    /// Past it the publisher has failed, with a gap report, and the log is freed: what it missed is lost to it. Only for
+    /// PostgreSQL, whose slot keeps the log; other databases recycle theirs by their own rules.
+    #[arg(long, env = "OUTBOXD_MAX_RETAINED", value_name = "SIZE", help_heading = "Delivery")]
+    pub max_retained: Option<ByteSize>,
+
     /// Pipeline's name: metrics label, checkpoint and lock key [default: the file's [pipeline.NAME], else the slot's name, else outboxd_<database>]
     #[arg(long, env = "OUTBOXD_NAME", value_name = "NAME", help_heading = "Operation")]
     pub name: Option<String>,
@@ -433,6 +479,11 @@ impl PipelineOptions {
             checkpoint: self.checkpoint.or(lower.checkpoint),
             checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),
             dead_letter: self.dead_letter.or(lower.dead_letter),
+            required_tags: list(self.required_tags, lower.required_tags),
+            any_of_tags: list(self.any_of_tags, lower.any_of_tags),
+            only_type: list(self.only_type, lower.only_type),
+            only_version: list(self.only_version, lower.only_version),
+            max_retained: self.max_retained.or(lower.max_retained),
             max_in_flight: self.max_in_flight.or(lower.max_in_flight),
             max_in_flight_bytes: self.max_in_flight_bytes.or(lower.max_in_flight_bytes),
             until_caught_up: self.until_caught_up.or(lower.until_caught_up),

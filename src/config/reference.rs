@@ -6,7 +6,7 @@ use clap::Arg;
 
 use super::options::{self, PipelineOptions, ProcessOptions};
 
-const HEADINGS: [&str; 6] = ["Source", "Routing", "Kafka", "HTTP", "Delivery", "Operation"];
+const HEADINGS: [&str; 7] = ["Source", "Routing", "Selection", "Kafka", "HTTP", "Delivery", "Operation"];
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -55,6 +55,36 @@ source = "postgres://outboxd@accounts-db/accounts?sslmode=verify-full"
 layout = "debezium"
 brokers = "kafka-1:9092"
 ```
+
+A pipeline may have several publishers, each with its own sink, selection, window, retries and dead-letter place. What a
+publisher's table leaves out is as the pipeline's says; `table` picks some of the pipeline's tables.
+
+```toml
+[pipeline.shop]
+source = "env:SHOP_DATABASE_URL"
+table = ["outbox", "audit_outbox"]
+column = { tags = "labels" }
+brokers = "kafka-1:9092"
+topic = "shop.events"
+
+[pipeline.shop.publisher.kafka]
+
+[pipeline.shop.publisher.partners]
+sink = "https://partners.example.com/events"
+http-token = "file:/run/secrets/partners"
+required-tags = ["public"]
+only-type = ["order.*", "invoice.*"]
+dead-letter = "topic:shop.partners.dead"
+
+[pipeline.shop.publisher.archive]
+isolation = "own-position"
+table = "audit_outbox"
+topic = "shop.audit"
+```
+
+`isolation = "shared"`, the default, reads the log once for all; the source is confirmed where the slowest stands, and a
+slow one holds the others back when its window is full. `own-position` is short for a pipeline of its own, with a slot
+or checkpoint of its own (`shop-archive`, slot `…_archive`), independent of all others.
 
 With one pipeline in the file, flags and variables of the pipeline override its table. With several, a flag of the
 pipeline is a usage error, since it cannot mean one of them, and a variable fills in what each table leaves out.
@@ -175,9 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_a_config_file() {
-        let (_, example) = FILE.split_once("```toml\n").unwrap();
-        let (example, _) = example.split_once("```").unwrap();
-        assert_eq!(super::super::parse("example", example).unwrap().pipelines.len(), 2);
+    fn the_examples_are_config_files() {
+        let examples = FILE.split("```toml\n").skip(1).map(|example| example.split_once("```").unwrap().0);
+        let parsed: Vec<_> = examples.map(|example| super::super::parse("example", example).unwrap()).collect();
+        assert_eq!(parsed.iter().map(|file| file.pipelines.len()).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(parsed[1].pipelines[0].publishers.len(), 3);
     }
 }

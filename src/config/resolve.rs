@@ -4,16 +4,16 @@
 //! is. When the file holds several, a pipeline's flag is a usage error, since it cannot mean one of them, and a
 //! pipeline's environment variable fills in what each table leaves out: the table, which names its pipeline, wins.
 
-use super::file::{self, FileOptions};
+use super::file::{self, FileOptions, PipelineTable, PublisherTable};
 use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
-use super::resolve_sink::SinkOptions;
+use super::resolve_publisher::Layer;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
     Admin, Brokers, DeadLetter, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings,
-    SinkSettings, SourceSettings, TopicCreation, WindowSettings,
+    SourceSettings, TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
 use crate::route::layout::{Layout, Role};
@@ -40,31 +40,29 @@ impl Settings {
     pub fn resolve(said: Said, file: Option<FileOptions>) -> Result<Settings, ConfigError> {
         let mut problems = Vec::new();
         let (process_file, layers) = match file {
-            None => (ProcessOptions::default(), vec![(None, said.pipeline)]),
+            None => {
+                (ProcessOptions::default(), vec![Layer { table: None, options: said.pipeline, publishers: Vec::new() }])
+            }
             Some(FileOptions { process, pipelines }) => {
-                let several = pipelines.len() > 1;
+                let several = pipelines.len() > 1 || pipelines.iter().any(|pipeline| pipeline.publishers.len() > 1);
                 if several && !said.pipeline_flags.is_empty() {
                     let what = "with several pipelines in the file a flag cannot mean one of them: set it in the file";
                     problems.push(Problem::new(said.pipeline_flags.join(", "), what));
                 }
-                let layered = pipelines.into_iter().map(|(name, table)| {
+                let layered = pipelines.into_iter().map(|PipelineTable { name, options, publishers }| {
                     let said = said.pipeline.clone();
-                    let layer = if several { table.over(said) } else { said.over(table) };
-                    (Some(name), layer)
+                    let options = if several { options.over(said) } else { said.over(options) };
+                    Layer { table: Some(name), options, publishers }
                 });
                 (process, layered.collect())
             }
         };
         let process = process_settings(said.process.over(process_file), &mut problems);
-        let pipelines: Vec<_> = layers
-            .into_iter()
-            .filter_map(|(name, layer)| {
-                let mut resolver = Resolver { table: name, without_sink: said.without_sink, problems: Vec::new() };
-                let pipeline = resolver.pipeline(layer.over(PipelineOptions::defaults()));
-                problems.append(&mut resolver.problems);
-                pipeline
-            })
-            .collect();
+        let mut pipelines = Vec::new();
+        for mut layer in layers {
+            layer.options = layer.options.over(PipelineOptions::defaults());
+            pipelines.extend(layer.pipelines(said.without_sink, &mut problems));
+        }
         problems.extend(clashes(&pipelines));
         match process {
             Some(process) if problems.is_empty() => Ok(Settings { process, pipelines }),
@@ -105,7 +103,7 @@ fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option
 }
 
 /// What documents call a table's columns: their id is `_id`, and one layout is in camel case there.
-fn documents_names(route: &mut RouteSettings) {
+pub(super) fn documents_names(route: &mut RouteSettings) {
     let Some(layout) = Layout::named(&route.layout) else { return };
     let own = [
         (Role::Id, "id", "id", "_id"),
@@ -145,29 +143,40 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
 }
 
 /// The options that are about Kafka.
-struct KafkaOptions {
-    brokers: Option<String>,
-    given: Vec<Assignment>,
-    off: Option<bool>,
-    create_topics: Option<String>,
+pub(super) struct KafkaOptions {
+    pub brokers: Option<String>,
+    pub given: Vec<Assignment>,
+    pub off: Option<bool>,
+    pub create_topics: Option<String>,
 }
 
 /// Resolves one pipeline, collecting its problems.
 pub(super) struct Resolver {
     /// The pipeline's table in the file, if it has one.
-    table: Option<String>,
+    pub(super) table: Option<String>,
+    /// The publisher whose table is looked at.
+    pub(super) publisher: Option<String>,
     without_sink: bool,
-    problems: Vec<Problem>,
+    pub(super) problems: Vec<Problem>,
 }
 
 impl Resolver {
+    pub(super) fn new(table: Option<String>, without_sink: bool) -> Self {
+        Resolver { table, publisher: None, without_sink, problems: Vec::new() }
+    }
+
+    /// Keeps a problem; what several publishers take from the pipeline is told once.
     pub(super) fn problem(&mut self, key: &str, what: impl Into<String>) {
-        let place = match (&self.table, key) {
-            (Some(table), _) => format!("pipeline {table}: {key}"),
-            (None, "source") => "SOURCE".to_owned(),
-            (None, _) => format!("--{key}"),
+        let place = match (&self.table, &self.publisher, key) {
+            (Some(table), Some(publisher), _) => format!("pipeline {table}, publisher {publisher}: {key}"),
+            (Some(table), None, _) => format!("pipeline {table}: {key}"),
+            (None, _, "source") => "SOURCE".to_owned(),
+            (None, ..) => format!("--{key}"),
         };
-        self.problems.push(Problem::new(place, what));
+        let problem = Problem::new(place, what);
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
     }
 
     fn not_yet(&mut self, key: &str, what: &str) {
@@ -185,82 +194,62 @@ impl Resolver {
         }
     }
 
-    fn pipeline(&mut self, said: PipelineOptions) -> Option<PipelineSettings> {
+    pub(super) fn pipeline(
+        &mut self,
+        said: PipelineOptions,
+        publishers: Vec<PublisherTable>,
+    ) -> Option<PipelineSettings> {
         self.unavailable(&said);
-        let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
-        let mut route = RouteSettings {
-            layout: self.layout(said.layout),
-            columns: said.column.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
-            headers: said.header.into_iter().map(|Assignment { key, value }| (key, value)).collect(),
-            topic: self.text("topic", said.topic),
-            tombstone_on_null: said.tombstone_on_null.unwrap_or(false),
-            ..RouteSettings::default()
-        };
-        let dead_letter = self.dead_letter(said.dead_letter);
-        let sink = self.sink(
-            SinkOptions {
-                sink: said.sink,
-                token: said.http_token,
-                headers: said.http_header,
-                sign: said.http_sign,
-                body: said.http_body,
-                batch: said.http_batch,
-                timeout: said.http_timeout,
-                path: said.http_path,
-                routes: said.http_route,
-                ca: said.http_ca,
-                lanes: said.lanes,
-                retries: said.max_retries,
-                backoff: said.retry_backoff,
-            },
-            &mut route,
-        );
-        let needed = match (&sink, &dead_letter, said.checkpoint.as_deref()) {
-            (Some(SinkSettings::Kafka) | None, ..) => Some("the sink"),
-            (_, DeadLetter::Topic(_), _) => Some("the dead-letter topic"),
-            (_, _, Some("kafka")) => Some("the checkpoint"),
-            _ => None,
-        };
-        let kafka = KafkaOptions {
-            brokers: said.brokers,
-            given: said.kafka,
-            off: said.unsafe_settings,
-            create_topics: said.create_topics,
-        };
-        let kafka = self.kafka(kafka, needed, &window);
+        let mut route = self.route(&said);
         let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
         let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
-        let name = self.text("name", said.name);
-        let (source, own_name) = self.source(
-            said.source,
+        let name = self.text("name", said.name.clone());
+        let source = self.source(
+            said.source.clone(),
             SourceOptions {
-                slot: said.slot,
-                publication: said.publication,
+                slot: said.slot.clone(),
+                publication: said.publication.clone(),
                 no_create: said.no_create.unwrap_or(false),
-                message_prefixes: said.message_prefix,
+                message_prefixes: said.message_prefix.clone(),
                 snapshot: said.snapshot.unwrap_or(Snapshot::None),
-                start: said.start,
-                tables: said.table,
+                start: said.start.clone(),
+                tables: said.table.clone(),
                 layout: &route.layout,
                 server_id: said.server_id,
-                uuid_columns: said.uuid_column,
+                uuid_columns: said.uuid_column.clone(),
                 extended_json: said.extended_json.unwrap_or(ExtendedJson::Relaxed),
-                checkpoint: said.checkpoint,
+                checkpoint: said.checkpoint.clone(),
             },
-        )?;
+        );
+        let (source, own_name) = source.unzip();
+        let name = name.or_else(|| self.table.clone()).or(own_name).unwrap_or_default();
+        let named = !publishers.is_empty();
+        let publishers = self.publishers(&said, publishers, source.as_ref(), &name);
+        let kafka = match publishers.first() {
+            Some(lone) if !named => lone.as_ref().map(|publisher| publisher.kafka.clone()),
+            _ => {
+                let needed = (said.checkpoint.as_deref() == Some("kafka")).then_some("the checkpoint");
+                let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
+                let options = KafkaOptions {
+                    brokers: said.brokers,
+                    given: said.kafka,
+                    off: said.unsafe_settings,
+                    create_topics: said.create_topics,
+                };
+                self.kafka(options, needed, &window)
+            }
+        };
+        let source = source?;
         if let SourceSettings::Mongo(_) = source {
             documents_names(&mut route);
         }
         route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
-        let name = name.or_else(|| self.table.clone()).unwrap_or(own_name);
         Some(PipelineSettings {
             name,
             source,
             route,
-            sink: sink?,
             kafka: kafka?,
-            dead_letter,
-            window,
+            publishers: publishers.into_iter().collect::<Option<_>>()?,
             checkpoint_interval,
             until_caught_up: said.until_caught_up.unwrap_or(false),
             no_standby: said.no_standby.unwrap_or(false),
@@ -284,7 +273,7 @@ impl Resolver {
         }
     }
 
-    fn layout(&mut self, said: Option<String>) -> String {
+    pub(super) fn layout(&mut self, said: Option<String>) -> String {
         let layout = self.text("layout", said).unwrap_or_default();
         if !LAYOUTS.contains(&layout.as_str()) {
             let hint = nearest(&layout, LAYOUTS).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
@@ -293,7 +282,7 @@ impl Resolver {
         layout
     }
 
-    fn dead_letter(&mut self, said: Option<String>) -> DeadLetter {
+    pub(super) fn dead_letter(&mut self, said: Option<String>) -> DeadLetter {
         match self.text("dead-letter", said).as_deref() {
             None | Some("none") => DeadLetter::None,
             Some(place) => match place.split_once(':') {
@@ -310,7 +299,7 @@ impl Resolver {
         }
     }
 
-    fn window(&mut self, events: Option<usize>, bytes: Option<ByteSize>) -> WindowSettings {
+    pub(super) fn window(&mut self, events: Option<usize>, bytes: Option<ByteSize>) -> WindowSettings {
         let window =
             WindowSettings { max_events: events.unwrap_or(0), max_bytes: bytes.map_or(0, |ByteSize(bytes)| bytes) };
         if window.max_events == 0 {
@@ -330,7 +319,12 @@ impl Resolver {
         duration
     }
 
-    fn kafka(&mut self, options: KafkaOptions, needed: Option<&str>, window: &WindowSettings) -> Option<KafkaSettings> {
+    pub(super) fn kafka(
+        &mut self,
+        options: KafkaOptions,
+        needed: Option<&str>,
+        window: &WindowSettings,
+    ) -> Option<KafkaSettings> {
         let KafkaOptions { brokers, given, off, create_topics } = options;
         let guard = Guard { window, off: off.unwrap_or(false) };
         let (mut options, problems) = kafka_options::translate(&given, &guard);

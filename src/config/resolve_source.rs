@@ -194,7 +194,7 @@ impl Resolver {
         }
     }
 
-    fn check_slot(&mut self, slot: &str) {
+    pub(super) fn check_slot(&mut self, slot: &str) {
         let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if !slot.bytes().all(allowed) || slot.len() > LONGEST_NAME {
             let what = format!(
@@ -220,7 +220,7 @@ impl Resolver {
         own.iter().map(|name| TableName { schema: None, name: (*name).to_owned() }).collect()
     }
 
-    fn tables(&mut self, said: &[String]) -> Vec<TableName> {
+    pub(super) fn tables(&mut self, said: &[String]) -> Vec<TableName> {
         let mut tables: Vec<TableName> = Vec::new();
         for text in said {
             match text.parse() {

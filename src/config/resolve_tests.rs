@@ -1,7 +1,7 @@
 //! What the layers of options become.
 
 use super::super::resolve_source::{LONGEST_NAME, database, default_name};
-use super::super::settings::{CheckpointPlace, PostgresSettings, Start};
+use super::super::settings::{CheckpointPlace, PostgresSettings, SelectionSettings, SinkSettings, Start};
 use super::super::source_url::UrlParts;
 use std::time::Duration;
 
@@ -52,10 +52,12 @@ fn source_and_brokers_are_enough() {
     assert_eq!(pipeline.route.layout, "native");
     assert_eq!(pipeline.kafka.brokers, Brokers::Servers("kafka:9092".to_owned()));
     assert_eq!(pipeline.kafka.create_topics, None);
-    assert_eq!(pipeline.dead_letter, DeadLetter::None);
+    assert_eq!(pipeline.publishers[0].dead_letter, DeadLetter::None);
     assert_eq!(pipeline.shutdown_timeout, Duration::from_secs(20));
     assert_eq!(pipeline.checkpoint_interval, Duration::from_secs(1));
-    assert!(pipeline.window.max_events > 0 && pipeline.window.max_bytes > 0);
+    let window = pipeline.publishers[0].window;
+    assert!(window.max_events > 0 && window.max_bytes > 0);
+    assert!(pipeline.is_lone() && pipeline.publishers[0].max_retained.is_none());
 }
 
 #[test]
@@ -291,4 +293,69 @@ fn pipelines_may_not_be_taken_for_each_other() {
     assert!(from_file(Said::default(), text).unwrap_err().to_string().contains("give each its own `slot`"));
     let text = format!("{text}\nname='a'");
     assert!(from_file(Said::default(), &text).unwrap_err().to_string().contains("two pipelines have this name"));
+}
+
+#[test]
+fn a_publisher_takes_from_the_pipeline_what_its_table_leaves_out() {
+    let text = r#"
+        [pipeline.shop]
+        source = "postgres://app@db/shop"
+        table = ["outbox", "audit"]
+        brokers = "k:9092"
+        topic = "events"
+        max-retained = "1GiB"
+        [pipeline.shop.publisher.all]
+        [pipeline.shop.publisher.partners]
+        sink = "http://partners"
+        topic = "unused"
+        only-type = "order.*"
+        dead-letter = "topic:dead"
+        [pipeline.shop.publisher.own]
+        isolation = "own-position"
+        table = "audit"
+        topic = "audit"
+    "#;
+    let settings = from_file(Said::default(), text).unwrap();
+    let [shop, own] = &settings.pipelines[..] else { panic!("{:?}", settings.pipelines) };
+    let [all, partners] = &shop.publishers[..] else { panic!("{:?}", shop.publishers) };
+    assert_eq!(
+        (all.name.as_str(), all.route.topic.as_deref(), all.max_retained),
+        ("all", Some("events"), Some(1 << 30))
+    );
+    assert_eq!(all.selection, SelectionSettings::default());
+    assert!(
+        matches!(partners.sink, SinkSettings::Http(_)) && partners.dead_letter == DeadLetter::Topic("dead".to_owned())
+    );
+    assert_eq!(partners.selection.types, ["order.*"]);
+    assert_eq!((own.name.as_str(), postgres(own).slot.as_str()), ("shop-own", "outboxd_shop_own"));
+    assert_eq!((postgres(shop).slot.as_str(), own.is_lone(), shop.is_lone()), ("outboxd_shop", true, false));
+    let [archive] = &own.publishers[..] else { panic!("{:?}", own.publishers) };
+    assert_eq!(archive.selection.tables.iter().map(ToString::to_string).collect::<Vec<_>>(), ["audit"]);
+    assert_eq!(archive.route.topic.as_deref(), Some("audit"));
+}
+
+#[test]
+fn a_publishers_mistake_is_told_with_its_name() {
+    let text = r#"
+        [pipeline.shop]
+        source = "mysql://app@db/shop"
+        [pipeline.shop.publisher.a]
+        brokers = "k:9092"
+        table = "elsewhere"
+        max-retained = "1GiB"
+        [pipeline.shop.publisher.b]
+        slot = "mine"
+    "#;
+    let problems = from_file(Said::default(), text).unwrap_err();
+    let told: Vec<_> = problems.problems.iter().map(|problem| problem.place.as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "pipeline shop, publisher a: max-retained",
+            "pipeline shop, publisher a: table",
+            "pipeline shop, publisher b: slot",
+            "pipeline shop, publisher b: brokers",
+        ],
+        "{problems}"
+    );
 }

@@ -44,17 +44,49 @@ pub enum Admin {
 pub struct PipelineSettings {
     pub name: String,
     pub source: SourceSettings,
+    /// The layout and its columns; publishers may say more.
     pub route: RouteSettings,
-    pub sink: SinkSettings,
-    /// Of the sink, of the checkpoint, or of dead letters.
+    /// Of the checkpoint.
     pub kafka: KafkaSettings,
-    pub dead_letter: DeadLetter,
-    pub window: WindowSettings,
+    /// At least one; without tables of their own in the file, the one that is called as the pipeline is.
+    pub publishers: Vec<PublisherSettings>,
     pub checkpoint_interval: Duration,
     pub until_caught_up: bool,
     pub no_standby: bool,
     pub shutdown_timeout: Duration,
     pub stall_timeout: Duration,
+}
+
+impl PipelineSettings {
+    /// Whether its one publisher is the pipeline itself, and has no name of its own.
+    pub fn is_lone(&self) -> bool {
+        self.publishers.len() == 1 && self.publishers[0].name == self.name
+    }
+}
+
+/// A place that takes events of the pipeline, and which ones.
+#[derive(Clone, Debug)]
+pub struct PublisherSettings {
+    pub name: String,
+    pub selection: SelectionSettings,
+    pub route: RouteSettings,
+    pub sink: SinkSettings,
+    /// Of the sink, or of dead letters.
+    pub kafka: KafkaSettings,
+    pub dead_letter: DeadLetter,
+    pub window: WindowSettings,
+    /// `None`: however much log it keeps, it is kept.
+    pub max_retained: Option<u64>,
+}
+
+/// Which events are wanted, as the user said it. What is empty chooses nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SelectionSettings {
+    pub required_tags: Vec<String>,
+    pub any_of_tags: Vec<String>,
+    pub types: Vec<String>,
+    pub versions: Vec<String>,
+    pub tables: Vec<TableName>,
 }
 
 #[derive(Clone, Debug)]

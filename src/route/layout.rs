@@ -14,10 +14,12 @@ pub enum Role {
     Version,
     /// The partition to write to, instead of the one the key hashes to.
     Partition,
+    /// What events are selected by.
+    Tags,
 }
 
 impl Role {
-    pub const ALL: [(&'static str, Role); 9] = [
+    pub const ALL: [(&'static str, Role); 10] = [
         ("id", Role::Id),
         ("key", Role::Key),
         ("topic", Role::Topic),
@@ -27,6 +29,7 @@ impl Role {
         ("timestamp", Role::Timestamp),
         ("version", Role::Version),
         ("partition", Role::Partition),
+        ("tags", Role::Tags),
     ];
 
     pub fn named(name: &str) -> Option<Role> {

@@ -5,6 +5,8 @@
 
 mod dead_letter;
 pub mod layout;
+mod plans;
+pub mod selection;
 pub mod template;
 
 use thiserror::Error;
@@ -12,6 +14,7 @@ use thiserror::Error;
 use crate::config::{Naming, RouteSettings};
 use crate::event::{Chunk, CommitId, OutboxEvent, Projection, Want};
 use layout::{Layout, Need, Role};
+pub use plans::Plans;
 use template::Part;
 
 /// Longest name a Kafka topic can have.
@@ -27,8 +30,10 @@ pub enum PlanError {
     PayloadPointer,
     #[error("topic template: {0}")]
     Template(#[from] template::TemplateError),
-    #[error("the layout `{0}` has no event type, so it has no path for each")]
-    NoType(&'static str),
+    #[error("the layout `{0}` has no `{1}`; name its column: --column {1}=COLUMN")]
+    NoColumn(&'static str, &'static str),
+    #[error("`{0}` is not a version; it looks like 2 or >=2")]
+    BadVersion(String),
     #[error("the topic `{0}` is not a name Kafka takes: 1 to 249 letters, digits, dots, dashes and underscores")]
     TopicName(String),
 }
@@ -60,10 +65,44 @@ enum TopicPart {
     },
 }
 
+/// Which column plays which role: the user's choice, else the layout's.
+struct Columns<'a> {
+    layout: &'static Layout,
+    options: &'a RouteSettings,
+}
+
+impl<'a> Columns<'a> {
+    fn of(options: &'a RouteSettings) -> Result<Self, PlanError> {
+        let layout = Layout::named(&options.layout).ok_or_else(|| PlanError::UnknownLayout(options.layout.clone()))?;
+        for (role, _) in &options.columns {
+            Role::named(role).ok_or_else(|| PlanError::UnknownRole(role.clone()))?;
+        }
+        Ok(Columns { layout, options })
+    }
+
+    fn of_role(&self, role: Role) -> Option<(&'a str, Need)> {
+        let chosen = self.options.columns.iter().rev().find(|(name, _)| Role::named(name) == Some(role));
+        match chosen {
+            Some((_, column)) => Some((column.as_str(), Need::Required)),
+            None => self.layout.column(role),
+        }
+    }
+
+    fn origin(projection: &mut Projection, column: &str, need: Need) -> Origin {
+        match column.starts_with('/') {
+            true => Origin::Pointer(column.to_owned()),
+            false => Origin::Slot(projection.slot(column, Want::Text, need == Need::Required)),
+        }
+    }
+
+    fn origin_of(&self, projection: &mut Projection, role: Role) -> Option<Origin> {
+        self.of_role(role).map(|(column, need)| Self::origin(projection, column, need))
+    }
+}
+
 /// A compiled routing plan.
 #[derive(Debug)]
 pub struct Plan {
-    projection: Projection,
     topic: Vec<TopicPart>,
     key: Option<Origin>,
     payload: usize,
@@ -80,45 +119,32 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn compile(options: &RouteSettings) -> Result<Plan, PlanError> {
-        let layout = Layout::named(&options.layout).ok_or_else(|| PlanError::UnknownLayout(options.layout.clone()))?;
-        for (role, _) in &options.columns {
-            Role::named(role).ok_or_else(|| PlanError::UnknownRole(role.clone()))?;
-        }
-        let mut projection = Projection::default();
-        let column_of = |role: Role| -> Option<(&str, Need)> {
-            let chosen = options.columns.iter().rev().find(|(name, _)| Role::named(name) == Some(role));
-            match chosen {
-                Some((_, column)) => Some((column.as_str(), Need::Required)),
-                None => layout.column(role),
-            }
-        };
-        let origin = |projection: &mut Projection, column: &str, need: Need| match column.starts_with('/') {
-            true => Origin::Pointer(column.to_owned()),
-            false => Origin::Slot(projection.slot(column, Want::Text, need == Need::Required)),
-        };
-        let origin_of = |projection: &mut Projection, role: Role| -> Option<Origin> {
-            column_of(role).map(|(column, need)| origin(projection, column, need))
-        };
+    /// Compiles what the user said; the columns it needs are added to the projection.
+    pub fn compile(options: &RouteSettings, projection: &mut Projection) -> Result<Plan, PlanError> {
+        let columns = Columns::of(options)?;
+        let layout = columns.layout;
+        let origin = Columns::origin;
+        let origin_of = |projection: &mut Projection, role: Role| columns.origin_of(projection, role);
+        let column_of = |role: Role| columns.of_role(role);
 
-        let payload = match origin_of(&mut projection, Role::Payload) {
+        let payload = match origin_of(projection, Role::Payload) {
             Some(Origin::Slot(slot)) => slot,
             _ => return Err(PlanError::PayloadPointer),
         };
-        let key = origin_of(&mut projection, Role::Key);
-        let partition = origin_of(&mut projection, Role::Partition);
-        let spread = origin_of(&mut projection, Role::Headers);
+        let key = origin_of(projection, Role::Key);
+        let partition = origin_of(projection, Role::Partition);
+        let spread = origin_of(projection, Role::Headers);
         let mut headers = Vec::new();
         for (name, role) in layout.headers {
-            if let Some(origin) = origin_of(&mut projection, *role) {
+            if let Some(origin) = origin_of(projection, *role) {
                 headers.push(((*name).to_owned(), origin));
             }
         }
         for name in layout.column_headers {
-            headers.push(((*name).to_owned(), origin(&mut projection, name, Need::Optional)));
+            headers.push(((*name).to_owned(), origin(projection, name, Need::Optional)));
         }
         if let Some(origin) =
-            origin_of(&mut projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version))
+            origin_of(projection, Role::Version).filter(|_| !layout.headers.iter().any(|h| h.1 == Role::Version))
         {
             headers.push(("version".to_owned(), origin));
         }
@@ -133,8 +159,8 @@ impl Plan {
                 Part::Text(text) => TopicPart::Text(text),
                 Part::Name(name) if name == "table" => TopicPart::Table,
                 Part::Name(name) => {
-                    let by_role = Role::named(&name).and_then(|role| origin_of(&mut projection, role));
-                    let origin = by_role.unwrap_or_else(|| origin(&mut projection, &name, Need::Required));
+                    let by_role = Role::named(&name).and_then(|role| origin_of(projection, role));
+                    let origin = by_role.unwrap_or_else(|| origin(projection, &name, Need::Required));
                     TopicPart::Value { name, origin }
                 }
             });
@@ -143,19 +169,18 @@ impl Plan {
             check_topic(name).map_err(|_| PlanError::TopicName(name.clone()))?;
         }
         for (name, column) in &options.headers {
-            headers.push((name.clone(), origin(&mut projection, column, Need::Required)));
+            headers.push((name.clone(), origin(projection, column, Need::Required)));
         }
         let paths = match options.paths.is_empty() {
             true => None,
             false => {
-                let kind = origin_of(&mut projection, Role::Type);
-                Some((kind.ok_or(PlanError::NoType(layout.name))?, options.paths.clone()))
+                let kind = origin_of(projection, Role::Type);
+                Some((kind.ok_or(PlanError::NoColumn(layout.name, "type"))?, options.paths.clone()))
             }
         };
         let timestamp = column_of(Role::Timestamp)
             .map(|(column, need)| projection.slot(column, Want::Time, need == Need::Required));
         Ok(Plan {
-            projection,
             topic,
             key,
             payload,
@@ -168,10 +193,6 @@ impl Plan {
             paths,
             tables: options.tables.iter().map(|name| name.replace('_', "-")).collect(),
         })
-    }
-
-    pub fn projection(&self) -> &Projection {
-        &self.projection
     }
 
     /// The topic, when it is the same for every event.

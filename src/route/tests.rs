@@ -1,8 +1,9 @@
 use super::*;
 use crate::event::{Commit, CommitId, Field, Micros};
 
-fn plan(options: &RouteSettings) -> Plan {
-    Plan::compile(options).unwrap()
+fn plan(options: &RouteSettings) -> (Plan, Projection) {
+    let mut projection = Projection::default();
+    (Plan::compile(options, &mut projection).unwrap(), projection)
 }
 
 fn native() -> RouteSettings {
@@ -10,12 +11,12 @@ fn native() -> RouteSettings {
 }
 
 /// A chunk with one event whose columns are given by name.
-fn event(plan: &Plan, columns: &[(&str, Option<&[u8]>)]) -> Chunk {
+fn event(projection: &Projection, columns: &[(&str, Option<&[u8]>)]) -> Chunk {
     let mut chunk = Chunk::default();
-    chunk.reset(plan.projection().width());
+    chunk.reset(projection.width());
     chunk.begin_commit(Commit { id: CommitId::Snapshot, committed_at: Micros(5_000_000) });
     chunk.push_event(0);
-    for (slot, name, _) in plan.projection().columns() {
+    for (slot, name, _) in projection.columns() {
         match columns.iter().find(|(column, _)| *column == name) {
             Some((_, Some(bytes))) => chunk.render_field(slot, |out| out.extend_from_slice(bytes)),
             Some((_, None)) => chunk.set_field(slot, Field::Null),
@@ -28,8 +29,9 @@ fn event(plan: &Plan, columns: &[(&str, Option<&[u8]>)]) -> Chunk {
 type Owned = (String, Option<Vec<u8>>, Option<Vec<u8>>, Vec<(String, Option<String>)>, i64);
 
 fn route(options: &RouteSettings, columns: &[(&str, Option<&[u8]>)]) -> Result<Owned, Unroutable> {
-    let mut router = Router::new(plan(options));
-    let chunk = event(router.plan(), columns);
+    let (plan, projection) = plan(options);
+    let mut router = Router::new(plan);
+    let chunk = event(&projection, columns);
     let record = router.route(&chunk, &chunk.events()[0])?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let headers = record.headers.iter().map(|(name, value)| (name.to_owned(), value.map(text))).collect();
@@ -155,7 +157,7 @@ fn the_timestamp_column_beats_the_commit_time() {
 
 #[test]
 fn mistakes_in_the_plan_are_told() {
-    let wrong = |options: RouteSettings| Plan::compile(&options).unwrap_err().to_string();
+    let wrong = |options: RouteSettings| Plan::compile(&options, &mut Projection::default()).unwrap_err().to_string();
     let pair = |a: &str, b: &str| vec![(a.to_owned(), b.to_owned())];
     assert!(wrong(RouteSettings { layout: "nativ".to_owned(), ..native() }).contains("native, debezium"));
     assert!(wrong(RouteSettings { columns: pair("kye", "x"), ..native() }).contains("no role"));
@@ -166,9 +168,9 @@ fn mistakes_in_the_plan_are_told() {
 
 #[test]
 fn only_what_the_plan_uses_is_projected_and_required() {
-    let plan = plan(&RouteSettings { topic: Some("t".to_owned()), ..native() });
-    let columns: Vec<_> = plan.projection().columns().map(|(_, name, _)| name).collect();
+    let (plan, projection) = plan(&RouteSettings { topic: Some("t".to_owned()), ..native() });
+    let columns: Vec<_> = projection.columns().map(|(_, name, _)| name).collect();
     assert!(!columns.contains(&"topic"));
-    assert_eq!(plan.projection().required().collect::<Vec<_>>(), ["payload", "partition_key", "id"]);
+    assert_eq!(projection.required().collect::<Vec<_>>(), ["payload", "partition_key", "id"]);
     assert_eq!(plan.fixed_topic(), Some("t"));
 }

@@ -16,7 +16,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
-use crate::config::{Brokers, PipelineSettings, SinkSettings};
+use crate::config::{Brokers, PublisherSettings, SinkSettings};
 use crate::preflight::Finding;
 use crate::route::{Plan, Record};
 use http::HttpCourier;
@@ -60,6 +60,12 @@ pub struct Memory {
     kafka: Arc<kafka::KafkaMemory>,
 }
 
+/// What dead letters say of where they come from, and where they are counted.
+pub struct Letters<'a> {
+    pub pipeline: &'a str,
+    pub counter: &'a Counter,
+}
+
 /// Enum dispatch over the few sinks there are.
 enum Kind {
     Kafka(Box<kafka::KafkaSink>),
@@ -78,14 +84,14 @@ pub struct Sink {
 impl Sink {
     /// Makes the sink; returns before anybody has answered.
     pub fn create(
-        settings: &PipelineSettings,
+        settings: &PublisherSettings,
         memory: &Memory,
         window: &Arc<AckWindow>,
-        dead_letters: &Counter,
+        letters: &Letters<'_>,
     ) -> Result<Self, SinkFailure> {
         let office = Arc::new(match settings.sink {
             SinkSettings::Kafka => Office::closed(),
-            _ => Office::open(settings, dead_letters)?,
+            _ => Office::open(settings, letters)?,
         });
         let kind = match &settings.sink {
             SinkSettings::Kafka => {
@@ -175,7 +181,7 @@ impl Sink {
 }
 
 /// Looks at everything that a run needs of the sink, and changes nothing.
-pub async fn preflight(settings: &PipelineSettings, plan: &Plan) -> Vec<Finding> {
+pub async fn preflight(settings: &PublisherSettings, plan: &Plan) -> Vec<Finding> {
     match (&settings.sink, &settings.kafka.brokers) {
         (SinkSettings::Kafka, Brokers::Servers(_)) => {
             kafka::preflight::preflight(&settings.kafka, plan.fixed_topic(), &settings.dead_letter).await

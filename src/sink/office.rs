@@ -9,8 +9,8 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use super::lanes::Parcel;
-use super::{SinkFailure, kafka};
-use crate::config::{DeadLetter, PipelineSettings};
+use super::{Letters, SinkFailure, kafka};
+use crate::config::{DeadLetter, PublisherSettings};
 
 /// How long librdkafka tries before we look again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ impl Office {
         Office { pipeline: String::new(), place: Place::Nowhere, taken: Counter::default() }
     }
 
-    pub fn open(settings: &PipelineSettings, taken: &Counter) -> Result<Self, SinkFailure> {
+    pub fn open(settings: &PublisherSettings, letters: &Letters<'_>) -> Result<Self, SinkFailure> {
         let place = match &settings.dead_letter {
             DeadLetter::None => Place::Nowhere,
             DeadLetter::Topic(name) => {
@@ -46,7 +46,7 @@ impl Office {
                 Place::Topic { name: name.clone(), producer }
             }
         };
-        Ok(Office { pipeline: settings.name.clone(), place, taken: taken.clone() })
+        Ok(Office { pipeline: letters.pipeline.to_owned(), place, taken: letters.counter.clone() })
     }
 
     /// Takes a record that the sink refused.

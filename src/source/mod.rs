@@ -3,6 +3,7 @@
 
 pub mod mongodb;
 pub mod mysql;
+pub mod notes;
 pub mod postgres;
 pub mod schema;
 pub mod tls;
@@ -115,6 +116,10 @@ pub struct Opened {
     pub start: Position,
     /// Everything committed before the process started ends at or before this position.
     pub caught_up_at: Position,
+    /// The history that positions are of: one noted in another says nothing here.
+    pub lineage: String,
+    /// No position was stored, so that none that was noted is of this life.
+    pub begun: bool,
     /// Ends when the source must be let go at once, though reading may still look fine.
     pub alarm: JoinHandle<Result<(), SourceFailure>>,
 }
@@ -178,6 +183,15 @@ pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> 
         SourceSettings::Postgres(source) => postgres::stand_by(source).await,
         SourceSettings::MySql(source) => mysql::stand_by(source, &settings.name).await,
         SourceSettings::Mongo(source) => Box::pin(mongodb::stand_by(source, &settings.name)).await,
+    }
+}
+
+/// Lets a position go that nobody will go on from, so that the server may recycle its log.
+pub async fn let_go(settings: &PipelineSettings) -> Result<(), SourceFailure> {
+    match &settings.source {
+        SourceSettings::Postgres(source) => postgres::let_go(source).await,
+        // Their logs are recycled by their own rules.
+        SourceSettings::MySql(_) | SourceSettings::Mongo(_) => Ok(()),
     }
 }
 

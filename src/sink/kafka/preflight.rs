@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::topics::{self, Known};
 use super::{KafkaMemory, KafkaSink, brokers};
-use crate::ack_window::{AckWindow, Limits};
+use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::config::{DeadLetter, KafkaOption, KafkaSettings, OptionValue};
 use crate::preflight::{Finding, Report};
 use crate::sink::SinkFailure;
@@ -19,7 +19,7 @@ pub async fn preflight(settings: &KafkaSettings, topic: Option<&str>, dead_lette
     let value = OptionValue::Plain("false".to_owned());
     settings.options.push(KafkaOption { key: "allow.auto.create.topics".to_owned(), value });
     let settings = &settings;
-    let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }));
+    let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
     let memory = Arc::new(KafkaMemory::default());
     let sink = match KafkaSink::create(settings, &memory, &window) {
         Ok(sink) => sink,

@@ -88,7 +88,7 @@ pub struct Taken {
     pub document: Document,
 }
 
-fn documents(database: &Database) -> Collection<Document> {
+pub fn documents(database: &Database) -> Collection<Document> {
     // Whatever the URL's read preference is: a lease that was taken a moment ago must be seen.
     let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
     let options = CollectionOptions::builder().selection_criteria(primary).build();

@@ -173,7 +173,8 @@ pub async fn open(
             return Err(lease::held(pipeline, &holder));
         }
     };
-    let found = Found { identity: checkpoint::identity(server.name(), &taken.document), document: &taken.document };
+    let lineage = checkpoint::identity(server.name(), &taken.document);
+    let found = Found { identity: lineage.clone(), document: &taken.document };
     // Finding the place in a long oplog may take longer than the lease.
     let entered = tokio::select! {
         entered = enter(settings, pipeline, &watch, &place, &taken.lease, found, memory) => entered?,
@@ -239,6 +240,9 @@ pub async fn open(
         }),
         start: Position::Mongo(Box::new(reported)),
         caught_up_at: Position::Mongo(Box::new(caught_up_at)),
+        lineage,
+        // Another document has another mark, and with it another lineage.
+        begun: false,
         alarm,
     })
 }

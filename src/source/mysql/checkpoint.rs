@@ -71,6 +71,16 @@ async fn load(session: &mut Session, pipeline: &str) -> Result<Option<Checkpoint
     }))
 }
 
+/// The text that [`Place::save`] put into a row of its own, if there is one.
+pub async fn load_note(session: &mut Session, key: &str) -> Result<Option<String>, SourceFailure> {
+    let exists = "SELECT COUNT(*) FROM information_schema.tables \
+         WHERE table_schema = DATABASE() AND table_name = 'outboxd_checkpoint'";
+    if session.query_one(exists).await?.number(0) == 0 {
+        return Ok(None);
+    }
+    Ok(load(session, key).await?.map(|note| note.position))
+}
+
 fn values(checkpoint: &Checkpoint) -> String {
     format!(
         "({}, {}, {}, {}, {}, {}, {})",

@@ -465,7 +465,7 @@ impl Log {
         if !transaction.listed {
             transaction.listed = true;
             let id = match transaction.id {
-                Id::MySql { uuid, number, .. } => CommitId::MySql { uuid, number },
+                Id::MySql { uuid, number, ref tag } => CommitId::MySql { uuid, number, tagged: !tag.is_empty() },
                 Id::MariaDb(id) => CommitId::MariaDb(id),
                 Id::None => CommitId::Binlog { file: self.file.number(), offset: self.file.offset },
             };

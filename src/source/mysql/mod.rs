@@ -193,6 +193,12 @@ pub async fn open(
             (None, false) => SnapshotState::None,
         },
     };
+    let lineage = match &start.gtids {
+        Gtids::Off => server.identity.clone(),
+        // They mean the same on every server.
+        Gtids::MySql(_) | Gtids::MariaDb(_) => "gtid".to_owned(),
+    };
+    let begun = stored.is_none();
     if stored.is_none() {
         warn_of_prepared(&mut session).await;
         // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
@@ -251,6 +257,8 @@ pub async fn open(
         }),
         start: Position::Binlog(Box::new(reported)),
         caught_up_at: Position::Binlog(Box::new(caught_up_at)),
+        lineage,
+        begun,
         alarm,
     })
 }

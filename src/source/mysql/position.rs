@@ -8,7 +8,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-use super::gtid::{GtidSet, MariaGtidList};
+use super::gtid::{GtidSet, MariaGtidList, Tag};
+use crate::event::CommitId;
 
 /// A place in a log file: `binlog.000002:157`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,6 +103,20 @@ impl BinlogPosition {
             (Gtids::MySql(here), Gtids::MySql(there)) => here.is_superset_of(there),
             (Gtids::MariaDb(here), Gtids::MariaDb(there)) => here.covers_all(there),
             (Gtids::Off, Gtids::Off) => self.file.is_at_or_after(&other.file),
+            _ => false,
+        }
+    }
+
+    /// Whether the commit was delivered by whoever stands here; no where that cannot be told.
+    pub fn has(&self, commit: &CommitId) -> bool {
+        match (&self.gtids, commit) {
+            (Gtids::MySql(here), CommitId::MySql { uuid, number, tagged: false }) => {
+                here.contains(*uuid, Tag::default(), *number)
+            }
+            (Gtids::MariaDb(here), CommitId::MariaDb(id)) => here.covers(*id),
+            (Gtids::Off, CommitId::Binlog { file, offset }) => {
+                (*file, *offset) < (self.file.number(), self.file.offset)
+            }
             _ => false,
         }
     }

@@ -245,6 +245,8 @@ pub async fn open(
         confirmer: source::Confirmer::Postgres(confirmer),
         start: Position::Postgres(progress_start),
         caught_up_at,
+        lineage: format!("{}/{}", server.system_identifier, server.timeline),
+        begun: stored.is_none(),
         alarm,
     })
 }
@@ -307,6 +309,26 @@ async fn current_position(session: &SqlSession) -> Result<Lsn, SourceFailure> {
         .await
         .map_err(|error| server_error::classify_sql(&error, "asking for the log's end"))?;
     Ok(row.get::<_, String>(0).parse().unwrap_or_default())
+}
+
+/// Drops the slot, as soon as nobody reads it.
+pub async fn let_go(settings: &PostgresSettings) -> Result<(), SourceFailure> {
+    let session = sql::connect(&conninfo(settings)?).await?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let dropped = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1";
+        match session.execute(dropped, &[&settings.slot]).await {
+            Ok(_) => return Ok(()),
+            // The walsender of the stream that has just ended.
+            Err(error)
+                if error.code() == Some(&tokio_postgres::error::SqlState::OBJECT_IN_USE)
+                    && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => return Err(server_error::classify_sql(&error, "dropping the slot")),
+        }
+    }
 }
 
 /// Where to go on: never before what was confirmed, which may be ahead of the slot after a crash of the server.

@@ -14,6 +14,7 @@ use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
 use crate::config::{PostgresSettings, Snapshot};
+use crate::source::notes;
 use crate::source::{SourceFailure, schema};
 
 /// The outbox table of the layout `native`, as it stands.
@@ -21,6 +22,8 @@ pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql")
 const ENTITY: &str = include_str!("../../../sql/postgres/entity.sql");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/postgres/message-group.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
+
+const NOTES: &str = "table outboxd_publishers";
 
 /// The version whose statements are printed when no server can be asked.
 const NEWEST_VERSION: u32 = 180_000;
@@ -171,6 +174,9 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
         plan.add(!missing.contains(table), create_table(wanted, table, version));
     }
     plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
+    if !wanted.of.is_lone() {
+        plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    }
     plan.add(found.is_some(), create_publication(wanted));
     if publication.is_some_and(|publication| !publication.all_tables) {
         // The tables that were missing a moment ago cannot be in it.
@@ -193,6 +199,9 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
         steps.push(create_table(wanted, table, NEWEST_VERSION));
     }
     steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
+    if !wanted.of.is_lone() {
+        steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    }
     steps.push(create_publication(wanted));
     steps.push(create_slot(wanted, NEWEST_VERSION));
     steps.push(store_row(wanted));

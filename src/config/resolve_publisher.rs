@@ -1,0 +1,212 @@
+//! What was said of publishers: each takes from the pipeline's options what its own table leaves out.
+
+use super::file::PublisherTable;
+use super::options::{Isolation, PipelineOptions};
+use super::problem::Problem;
+use super::resolve::{KafkaOptions, Resolver, documents_names};
+use super::resolve_sink::SinkOptions;
+use super::settings::{
+    CheckpointPlace, DeadLetter, PipelineSettings, PublisherSettings, RouteSettings, SelectionSettings, SinkSettings,
+    SourceSettings,
+};
+use super::values::{Assignment, ByteSize};
+
+/// A pipeline's options with its defaults, and its publishers' tables.
+pub(super) struct Layer {
+    pub table: Option<String>,
+    pub options: PipelineOptions,
+    pub publishers: Vec<PublisherTable>,
+}
+
+impl Layer {
+    /// The pipelines that it means: one for all publishers that share a reading of the log, one for each that does not.
+    pub(super) fn pipelines(self, without_sink: bool, problems: &mut Vec<Problem>) -> Vec<PipelineSettings> {
+        let Layer { table, options, publishers } = self;
+        let lone = publishers.is_empty();
+        let (shared, own): (Vec<_>, Vec<_>) =
+            publishers.into_iter().partition(|publisher| publisher.isolation == Isolation::Shared);
+        let mut pipelines = Vec::new();
+        if lone || !shared.is_empty() {
+            let mut resolver = Resolver::new(table.clone(), without_sink);
+            pipelines.extend(resolver.pipeline(options.clone(), shared));
+            problems.append(&mut resolver.problems);
+        }
+        for publisher in own {
+            let mut resolver = Resolver::new(table.clone(), without_sink);
+            pipelines.extend(resolver.own_pipeline(options.clone(), publisher));
+            problems.append(&mut resolver.problems);
+        }
+        pipelines
+    }
+}
+
+impl Resolver {
+    /// A publisher with a position of its own: a pipeline that is called after both.
+    fn own_pipeline(&mut self, mut said: PipelineOptions, publisher: PublisherTable) -> Option<PipelineSettings> {
+        let suffix = publisher.name.clone();
+        let slot = publisher.options.slot.is_some();
+        if said.server_id.is_some() {
+            self.problem("server-id", "cannot be the same for several readers: leave it out");
+        }
+        let mut publisher = publisher;
+        said.slot = publisher.options.slot.take().or(said.slot);
+        said.start = publisher.options.start.take().or(said.start);
+        said.snapshot = publisher.options.snapshot.take().or(said.snapshot);
+        let mut pipeline = self.pipeline(said, vec![publisher])?;
+        pipeline.name = format!("{}-{suffix}", pipeline.name);
+        for publisher in &mut pipeline.publishers {
+            publisher.name.clone_from(&pipeline.name);
+        }
+        let part: String =
+            suffix.to_ascii_lowercase().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        match &mut pipeline.source {
+            SourceSettings::Postgres(source) => {
+                if !slot {
+                    source.slot = format!("{}_{part}", source.slot);
+                }
+                let slot = source.slot.clone();
+                self.check_slot(&slot);
+            }
+            SourceSettings::MySql(source) => apart(&mut source.checkpoint, &part),
+            SourceSettings::Mongo(source) => apart(&mut source.checkpoint, &part),
+        }
+        Some(pipeline)
+    }
+
+    /// The publishers of a pipeline; without tables of their own, the one that the pipeline itself is.
+    pub(super) fn publishers(
+        &mut self,
+        said: &PipelineOptions,
+        tables: Vec<PublisherTable>,
+        source: Option<&SourceSettings>,
+        name: &str,
+    ) -> Vec<Option<PublisherSettings>> {
+        if tables.is_empty() {
+            let also = (said.checkpoint.as_deref() == Some("kafka")).then_some("the checkpoint");
+            return vec![self.publisher(name.to_owned(), said.clone(), Vec::new(), source, also)];
+        }
+        let one = |table: PublisherTable| {
+            let PublisherTable { name, mut options, .. } = table;
+            self.publisher = Some(name.clone());
+            for (key, set) in [
+                ("slot", options.slot.is_some()),
+                ("start", options.start.is_some()),
+                ("snapshot", options.snapshot.is_some()),
+            ] {
+                if set {
+                    self.problem(
+                        key,
+                        "is for a publisher with `isolation = \"own-position\"`; others share the pipeline's",
+                    );
+                }
+            }
+            let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+            if name.is_empty() || !name.bytes().all(legal) {
+                self.problem("publisher", "a publisher's name has letters, digits, dots, dashes and underscores");
+            }
+            let picked = std::mem::take(&mut options.table);
+            let publisher = self.publisher(name, options.over(said.clone()), picked, source, None);
+            self.publisher = None;
+            publisher
+        };
+        tables.into_iter().map(one).collect()
+    }
+
+    fn publisher(
+        &mut self,
+        name: String,
+        said: PipelineOptions,
+        picked: Vec<String>,
+        source: Option<&SourceSettings>,
+        also: Option<&'static str>,
+    ) -> Option<PublisherSettings> {
+        let window = self.window(said.max_in_flight, said.max_in_flight_bytes);
+        let mut route = self.route(&said);
+        let selection = SelectionSettings {
+            required_tags: said.required_tags,
+            any_of_tags: said.any_of_tags,
+            types: said.only_type,
+            versions: said.only_version,
+            tables: self.tables(&picked),
+        };
+        let dead_letter = self.dead_letter(said.dead_letter);
+        let sink = self.sink(
+            SinkOptions {
+                sink: said.sink,
+                token: said.http_token,
+                headers: said.http_header,
+                sign: said.http_sign,
+                body: said.http_body,
+                batch: said.http_batch,
+                timeout: said.http_timeout,
+                path: said.http_path,
+                routes: said.http_route,
+                ca: said.http_ca,
+                lanes: said.lanes,
+                retries: said.max_retries,
+                backoff: said.retry_backoff,
+            },
+            &mut route,
+        );
+        let needed = match (&sink, &dead_letter) {
+            (Some(SinkSettings::Kafka) | None, _) => Some("the sink"),
+            (_, DeadLetter::Topic(_)) => Some("the dead-letter topic"),
+            _ => also,
+        };
+        let kafka = KafkaOptions {
+            brokers: said.brokers,
+            given: said.kafka,
+            off: said.unsafe_settings,
+            create_topics: said.create_topics,
+        };
+        let kafka = self.kafka(kafka, needed, &window);
+        let max_retained = said.max_retained.map(|ByteSize(bytes)| bytes as u64);
+        let source = source?;
+        if max_retained.is_some() && !matches!(source, SourceSettings::Postgres(_)) {
+            self.problem(
+                "max-retained",
+                "is only for PostgreSQL: other databases recycle their logs by their own rules",
+            );
+        }
+        if let Some(unknown) = selection.tables.iter().find(|table| !source.tables().contains(table)) {
+            self.problem(
+                "table",
+                format!("`{unknown}` is not a table of the pipeline: add it to the pipeline's `table`"),
+            );
+        }
+        if let SourceSettings::Mongo(_) = source {
+            documents_names(&mut route);
+        }
+        route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
+        Some(PublisherSettings {
+            name,
+            selection,
+            route,
+            sink: sink?,
+            kafka: kafka?,
+            dead_letter,
+            window,
+            max_retained,
+        })
+    }
+
+    /// How rows become records, as far as it does not depend on the sink.
+    pub(super) fn route(&mut self, said: &PipelineOptions) -> RouteSettings {
+        let pairs = |list: &[Assignment]| list.iter().map(|one| (one.key.clone(), one.value.clone())).collect();
+        RouteSettings {
+            layout: self.layout(said.layout.clone()),
+            columns: pairs(&said.column),
+            headers: pairs(&said.header),
+            topic: self.text("topic", said.topic.clone()),
+            tombstone_on_null: said.tombstone_on_null.unwrap_or(false),
+            ..RouteSettings::default()
+        }
+    }
+}
+
+/// A file holds one position.
+fn apart(place: &mut CheckpointPlace, suffix: &str) {
+    if let CheckpointPlace::File(path) = place {
+        *path = format!("{path}.{suffix}");
+    }
+}

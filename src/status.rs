@@ -1,0 +1,388 @@
+//! What operators see of a pipeline and its publishers, and what they tell it to do. Written by the relay per chunk, read
+//! at any time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::ack_window::Advanced;
+use crate::event::{Chunk, Micros};
+use crate::metrics::{PipelineMetrics, PublisherMetrics};
+use crate::position::Position;
+use crate::source::SourceStats;
+
+/// What a pipeline or a publisher is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Starting,
+    Streaming,
+    /// By a person, until a person resumes it.
+    Paused,
+    /// Another instance holds it.
+    StandingBy,
+    /// Waiting before the next attempt.
+    Retrying,
+    Stopped,
+    /// Ended for good.
+    Failed,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Starting => "starting",
+            State::Streaming => "streaming",
+            State::Paused => "paused",
+            State::StandingBy => "standing-by",
+            State::Retrying => "retrying",
+            State::Stopped => "stopped",
+            State::Failed => "failed",
+        }
+    }
+}
+
+/// What a person tells a running pipeline; `None` means all of its publishers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    Pause(Option<String>),
+    Resume(Option<String>),
+}
+
+type Asked = (Order, oneshot::Sender<Result<(), String>>);
+
+/// How long an order may take.
+const ORDER_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What operators see of a publisher.
+pub struct PublisherStatus {
+    name: String,
+    pub metrics: PublisherMetrics,
+    in_flight: AtomicUsize,
+    /// Commit time of the oldest event read and not yet known to be delivered, 0 when there is none.
+    oldest_unconfirmed: AtomicU64,
+    /// The reading of the log waits for it.
+    holds_back: AtomicBool,
+    told: Mutex<PublisherTold>,
+}
+
+struct PublisherTold {
+    state: State,
+    position: Option<Position>,
+    last_error: Option<String>,
+    /// Last time that something was acknowledged, or that nothing was in flight.
+    last_progress: Instant,
+}
+
+/// A copy of what is told of a publisher.
+#[derive(Clone, Debug)]
+pub struct PublisherSnapshot {
+    pub name: String,
+    pub state: State,
+    pub position: Option<String>,
+    pub last_error: Option<String>,
+    pub in_flight: usize,
+    pub lag_seconds: f64,
+    pub holds_back: bool,
+    pub events: u64,
+    pub dead_letters: u64,
+    pub idle_for: Duration,
+}
+
+impl PublisherStatus {
+    fn new(name: &str, metrics: PublisherMetrics) -> Self {
+        PublisherStatus {
+            name: name.to_owned(),
+            metrics,
+            in_flight: AtomicUsize::new(0),
+            oldest_unconfirmed: AtomicU64::new(0),
+            holds_back: AtomicBool::new(false),
+            told: Mutex::new(PublisherTold {
+                state: State::Starting,
+                position: None,
+                last_error: None,
+                last_progress: Instant::now(),
+            }),
+        }
+    }
+
+    fn told(&self) -> MutexGuard<'_, PublisherTold> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn state(&self) -> State {
+        self.told().state
+    }
+
+    pub fn enter(&self, state: State) {
+        let mut told = self.told();
+        told.state = state;
+        if state == State::Streaming {
+            told.last_error = None;
+        } else {
+            // What was in flight is read again, or was delivered.
+            self.in_flight.store(0, Ordering::Relaxed);
+            self.oldest_unconfirmed.store(0, Ordering::Relaxed);
+            self.holds_back.store(false, Ordering::Relaxed);
+        }
+    }
+
+    pub fn failed(&self, what: &str) {
+        self.told().last_error = Some(what.to_owned());
+    }
+
+    /// It was handed events of the chunk.
+    pub fn took(&self, chunk: &Chunk, events: usize) {
+        if events == 0 {
+            return;
+        }
+        if self.in_flight.fetch_add(events, Ordering::Relaxed) == 0 {
+            self.told().last_progress = Instant::now();
+        }
+        if let Some(first) = chunk.events().first() {
+            let committed = chunk.commit(first).committed_at.0.max(1) as u64;
+            let _ = self.oldest_unconfirmed.compare_exchange(0, committed, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    pub fn holds_back(&self, holds: bool) {
+        self.holds_back.store(holds, Ordering::Relaxed);
+    }
+
+    /// Chunks have finished.
+    fn advanced(&self, advanced: &Advanced) {
+        let before = self.in_flight.load(Ordering::Relaxed);
+        self.in_flight.store(before.saturating_sub(advanced.events), Ordering::Relaxed);
+        self.metrics.events.inc_by(advanced.events as u64);
+        self.metrics.bytes.inc_by(advanced.bytes as u64);
+        if let Some(end) = &advanced.end {
+            if advanced.events > 0 {
+                self.metrics.delivery.observe(end.committed_at.seconds_until(Micros::now()));
+            }
+            let left = if before > advanced.events { end.committed_at.0.max(1) as u64 } else { 0 };
+            self.oldest_unconfirmed.store(left, Ordering::Relaxed);
+        }
+        let mut told = self.told();
+        told.last_progress = Instant::now();
+        if let Some(end) = &advanced.end {
+            told.position = Some(end.position.clone());
+        }
+    }
+
+    pub fn parked(&self) {
+        self.metrics.dead_letters.inc();
+    }
+
+    pub fn snapshot(&self) -> PublisherSnapshot {
+        let told = self.told();
+        let oldest = self.oldest_unconfirmed.load(Ordering::Relaxed);
+        PublisherSnapshot {
+            name: self.name.clone(),
+            state: told.state,
+            position: told.position.as_ref().map(Position::to_string),
+            last_error: told.last_error.clone(),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            lag_seconds: if oldest == 0 { 0.0 } else { Micros(oldest as i64).seconds_until(Micros::now()) },
+            holds_back: self.holds_back.load(Ordering::Relaxed),
+            events: self.metrics.events.get(),
+            dead_letters: self.metrics.dead_letters.get(),
+            idle_for: told.last_progress.elapsed(),
+        }
+    }
+}
+
+/// What operators see of a pipeline.
+pub struct PipelineStatus {
+    name: String,
+    pub source: Arc<SourceStats>,
+    pub metrics: PipelineMetrics,
+    pub publishers: Vec<Arc<PublisherStatus>>,
+    confirmed: AtomicU64,
+    told: Mutex<Told>,
+    ask: mpsc::Sender<Asked>,
+    asked: tokio::sync::Mutex<mpsc::Receiver<Asked>>,
+}
+
+struct Told {
+    state: State,
+    since: Instant,
+    position: Option<Position>,
+    last_error: Option<String>,
+    /// Last time that something was read or confirmed.
+    last_progress: Instant,
+    source_connected: bool,
+    sink_connected: bool,
+}
+
+/// A copy of what is told, for the admin address.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub name: String,
+    pub state: State,
+    pub position: Option<String>,
+    pub last_error: Option<String>,
+    pub in_flight: usize,
+    pub confirmed: u64,
+    /// `None` where the log is not counted in bytes.
+    pub lag_bytes: Option<u64>,
+    pub lag_seconds: f64,
+    pub retained_bytes: u64,
+    pub events: u64,
+    pub unmatched: u64,
+    pub dead_letters: u64,
+    pub leader: bool,
+    pub source_connected: bool,
+    pub sink_connected: bool,
+    pub idle_for: Duration,
+    pub in_state_for: Duration,
+    /// Those that have names of their own.
+    pub publishers: Vec<PublisherSnapshot>,
+}
+
+impl PipelineStatus {
+    pub fn new(name: &str, metrics: PipelineMetrics, publishers: Vec<(&str, PublisherMetrics)>) -> Self {
+        let now = Instant::now();
+        let (ask, asked) = mpsc::channel(1);
+        PipelineStatus {
+            name: name.to_owned(),
+            source: Arc::default(),
+            metrics,
+            publishers: publishers
+                .into_iter()
+                .map(|(name, metrics)| Arc::new(PublisherStatus::new(name, metrics)))
+                .collect(),
+            confirmed: AtomicU64::new(0),
+            told: Mutex::new(Told {
+                state: State::Starting,
+                since: now,
+                position: None,
+                last_error: None,
+                last_progress: now,
+                source_connected: false,
+                sink_connected: false,
+            }),
+            ask,
+            asked: tokio::sync::Mutex::new(asked),
+        }
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn state(&self) -> State {
+        self.told().state
+    }
+
+    /// Enters a state with all publishers.
+    pub fn enter(&self, state: State) {
+        self.enter_alone(state);
+        for publisher in &self.publishers {
+            publisher.enter(state);
+        }
+    }
+
+    /// Enters a state and leaves the publishers in theirs.
+    pub fn enter_alone(&self, state: State) {
+        let mut told = self.told();
+        if told.state != state {
+            (told.state, told.since) = (state, Instant::now());
+        }
+        let connected = matches!(state, State::Streaming | State::Paused);
+        (told.source_connected, told.sink_connected) = (connected, connected);
+        if state == State::Streaming {
+            told.last_error = None;
+        }
+        self.metrics.entered(state);
+    }
+
+    pub fn failed(&self, what: &str) {
+        self.told().last_error = Some(what.to_owned());
+    }
+
+    /// A chunk was read.
+    pub fn read(&self, chunk: &Chunk) {
+        self.metrics.transactions.inc_by(u64::from(chunk.transactions));
+    }
+
+    /// Chunks have finished for one of the publishers.
+    pub fn advanced(&self, publisher: &PublisherStatus, advanced: &Advanced) {
+        publisher.advanced(advanced);
+        self.told().last_progress = Instant::now();
+    }
+
+    pub fn confirmed(&self, position: &Position) {
+        self.confirmed.store(position.as_gauge(), Ordering::Relaxed);
+        self.told().position = Some(position.clone());
+    }
+
+    /// Events that were acknowledged, by all publishers.
+    pub fn events(&self) -> u64 {
+        self.publishers.iter().map(|publisher| publisher.metrics.events.get()).sum()
+    }
+
+    /// Tells the running pipeline to do something, and waits until it has.
+    pub async fn order(&self, order: Order) -> Result<(), String> {
+        let state = self.state();
+        if !matches!(state, State::Streaming | State::Paused) {
+            return Err(match state {
+                State::StandingBy => "this instance stands by: ask the one that leads".to_owned(),
+                other => format!("the pipeline is {}: try again when it streams", other.as_str()),
+            });
+        }
+        let (reply, answer) = oneshot::channel();
+        let told = async {
+            self.ask.send((order, reply)).await.map_err(|_| "the pipeline has ended".to_owned())?;
+            answer.await.map_err(|_| "the pipeline began anew meanwhile: try again".to_owned())?
+        };
+        let late = |_| Err("no answer in time: try again".to_owned());
+        tokio::time::timeout(ORDER_PATIENCE, told).await.unwrap_or_else(late)
+    }
+
+    /// The next order. For the one task that obeys.
+    pub async fn next_order(&self) -> Asked {
+        match self.asked.lock().await.recv().await {
+            Some(asked) => asked,
+            // We hold a sender ourselves.
+            None => std::future::pending().await,
+        }
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        let publishers: Vec<_> = self.publishers.iter().map(|publisher| publisher.snapshot()).collect();
+        let told = self.told();
+        let server = self.source.server_position.load(Ordering::Relaxed);
+        let confirmed = self.confirmed.load(Ordering::Relaxed);
+        let lone = publishers.len() == 1 && publishers[0].name == self.name;
+        Snapshot {
+            name: self.name.clone(),
+            state: told.state,
+            position: told.position.as_ref().map(Position::to_string),
+            last_error: told.last_error.clone(),
+            in_flight: publishers.iter().map(|one| one.in_flight).sum(),
+            confirmed,
+            lag_bytes: self.source.lag_bytes(server.saturating_sub(confirmed)),
+            lag_seconds: publishers.iter().map(|one| one.lag_seconds).fold(0.0, f64::max),
+            retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
+            events: publishers.iter().map(|one| one.events).sum(),
+            unmatched: self.metrics.unmatched.get(),
+            dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),
+            leader: matches!(told.state, State::Streaming | State::Paused),
+            source_connected: told.source_connected,
+            sink_connected: told.sink_connected,
+            idle_for: told.last_progress.elapsed(),
+            in_state_for: told.since.elapsed(),
+            publishers: if lone { Vec::new() } else { publishers },
+        }
+    }
+}

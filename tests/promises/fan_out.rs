@@ -1,0 +1,477 @@
+//! One source, many publishers: each gets what it selects, in order, and none is the other's trouble.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use crate::support::{
+    Answer, Database, HttpServer, PATIENCE, Relay, Request, Server, Topic, eventually, outboxd, show_lsn, until_log,
+};
+
+/// A table with everything that events are selected by.
+async fn outbox() -> Database {
+    let database = Database::with_native_outbox(Server::Newest).await;
+    database
+        .execute(
+            "ALTER TABLE outbox ADD labels text[], ADD version int; CREATE TABLE audit (LIKE outbox INCLUDING ALL)",
+        )
+        .await;
+    database
+}
+
+/// Rows `from..to`, alternating between two keys, of the type `order.placed`.
+async fn add(database: &Database, from: usize, to: usize) {
+    let insert = format!(
+        "INSERT INTO outbox (partition_key, event_type, payload)
+         SELECT 'key-' || n % 2, 'order.placed', jsonb_build_object('n', n) FROM generate_series({from}, {to} - 1) n"
+    );
+    database.execute(&insert).await;
+}
+
+struct Shop {
+    file: tempfile::NamedTempFile,
+}
+
+impl Shop {
+    /// A pipeline `shop` with these further lines of configuration.
+    fn new(database: &Database, lines: &str) -> Self {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let text = format!("[pipeline.shop]\nsource = {:?}\nslot = {:?}\n{lines}\n", database.url(), database.slot());
+        std::fs::write(file.path(), text).expect("the configuration is written");
+        Shop { file }
+    }
+
+    fn path(&self) -> &str {
+        self.file.path().to_str().expect("a path")
+    }
+
+    fn spawn(&self) -> Relay {
+        Relay::spawn(&["run", "--config", self.path()])
+    }
+
+    async fn run(&self, database: &Database) -> Relay {
+        let mut relay = self.spawn();
+        relay.until_streaming(database).await;
+        relay.until_state("streaming").await;
+        relay
+    }
+}
+
+fn http(name: &str, server: &HttpServer, more: &str) -> String {
+    format!(
+        "[pipeline.shop.publisher.{name}]\nsink = {:?}\nlanes = 1\nretry-backoff = \"50ms\"\n{more}\n",
+        server.url()
+    )
+}
+
+async fn taking() -> HttpServer {
+    HttpServer::start(|_| Answer::Status(200)).await
+}
+
+/// The numbers in the requests that were answered well.
+fn taken(server: &HttpServer) -> Vec<u64> {
+    let numbers = |request: &Request| {
+        let payloads = request.json();
+        payloads
+            .as_array()
+            .expect("an array")
+            .iter()
+            .map(|one| one["n"].as_u64().expect("a number"))
+            .collect::<Vec<_>>()
+    };
+    server.taken().iter().flat_map(numbers).collect()
+}
+
+async fn until_taken(server: &HttpServer, wanted: impl IntoIterator<Item = u64>) {
+    let wanted: Vec<u64> = wanted.into_iter().collect();
+    eventually(PATIENCE, &format!("{} events are taken", wanted.len()), async || {
+        let taken = taken(server);
+        wanted.iter().all(|n| taken.contains(n)).then_some(())
+    })
+    .await;
+}
+
+async fn publisher(relay: &Relay, name: &str) -> Value {
+    let status = relay.status().await;
+    let publishers = status["publishers"].as_array().expect("publishers").clone();
+    publishers.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name} in {status}"))
+}
+
+async fn until_publisher(relay: &Relay, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    eventually(PATIENCE, &format!("{name} {what}"), async || Some(publisher(relay, name).await).filter(|one| is(one)))
+        .await
+}
+
+async fn order(relay: &Relay, verb: &str, name: &str) {
+    let ended = outboxd(&[verb, name, "--admin", &relay.admin().await]).await;
+    assert_eq!(ended.code, 0, "{verb} {name}: {}", ended.stderr);
+}
+
+/// Waits until it is noted that the publisher stands at this position or beyond.
+async fn until_noted(database: &Database, publisher: &str, position: u64) {
+    let query = format!(
+        "SELECT ((document->'publishers'->'{publisher}'->>'position')::pg_lsn >= '{}')::text FROM outboxd_publishers",
+        show_lsn(position)
+    );
+    eventually(PATIENCE, "the publisher's position is noted", async || {
+        let exists = database.text("SELECT to_regclass('outboxd_publishers')::text").await;
+        let noted = match exists {
+            Some(_) => database.text(&query).await,
+            None => None,
+        };
+        (noted.as_deref() == Some("true")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_publisher_gets_what_it_selects_by_tags_type_version_and_table() {
+    let database = outbox().await;
+    let topic = Topic::create(1).await;
+    let [tagged, any, typed, versioned, audit] =
+        [taking().await, taking().await, taking().await, taking().await, taking().await];
+    let lines = [
+        "table = [\"outbox\", \"audit\"]\ncolumn = { tags = \"labels\", version = \"version\" }\n".to_owned(),
+        format!(
+            "brokers = {:?}\n[pipeline.shop.publisher.all]\ntopic = {:?}\ntable = \"outbox\"\n",
+            topic.brokers, topic.name
+        ),
+        http("tagged", &tagged, "required-tags = [\"public\", \"region=eu\"]"),
+        http("any", &any, "any-of-tags = [\"vip\", \"region=us\"]"),
+        http("typed", &typed, "only-type = [\"order.*\", \"*.paid\"]\ntable = \"outbox\""),
+        http("versioned", &versioned, "only-version = \">=2\""),
+        http("audit", &audit, "table = \"audit\"\nhttp-body = \"events\""),
+    ]
+    .concat();
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    database
+        .execute(
+            r#"INSERT INTO outbox (partition_key, event_type, payload, labels, version) VALUES
+                 ('a', 'order.placed', '{"n": 1}', '{public,region=eu,"x y"}', 1),
+                 ('a', 'invoice.paid', '{"n": 2}', '{public,region=us}', 2),
+                 ('a', 'user.created', '{"n": 3}', '{vip}', 3),
+                 ('a', 'user.deleted', '{"n": 4}', NULL, NULL);
+               INSERT INTO audit (partition_key, event_type, payload, version) VALUES ('a', 'order.placed', '{"n": 5}', 1)"#,
+        )
+        .await;
+    let records = topic.reader().take(4).await;
+    until_taken(&tagged, [1]).await;
+    until_taken(&any, [2, 3]).await;
+    until_taken(&typed, [1, 2]).await;
+    until_taken(&versioned, [2, 3]).await;
+    let requests = audit.until("the audit row", |requests| !requests.is_empty()).await;
+    let versions: Vec<_> = records.iter().map(|record| record.header("version")).collect();
+    assert_eq!(versions, [Some("1"), Some("2"), Some("3"), None], "the version is a header");
+    assert_eq!(requests[0].json()[0]["headers"]["version"], "1");
+    let end = database.wal_position().await;
+    database.until_confirmed(end, PATIENCE).await;
+    assert_eq!(taken(&tagged), [1]);
+    assert_eq!(taken(&any), [2, 3]);
+    assert_eq!(taken(&typed), [1, 2]);
+    assert_eq!(taken(&versioned), [2, 3]);
+    assert_eq!(
+        (publisher(&relay, "all").await["events"].clone(), relay.status().await["unmatched"].clone()),
+        (4.into(), 0.into())
+    );
+    let metrics = relay.get("/metrics").await;
+    assert!(metrics.contains("outboxd_events_total{pipeline=\"shop\",publisher=\"any\"} 2"), "{metrics}");
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tags_may_be_a_json_object_or_the_headers_and_what_nobody_wants_is_counted() {
+    let database = outbox().await;
+    let server = taking().await;
+    let shop = Shop::new(&database, &http("eu", &server, "required-tags = \"region=eu\""));
+    let relay = shop.run(&database).await;
+    database
+        .execute(
+            r#"INSERT INTO outbox (partition_key, payload, headers) VALUES
+                 ('a', '{"n": 1}', '{"region": "eu", "other": 1}'), ('a', '{"n": 2}', '{"region": "us"}'), ('a', '{"n": 3}', NULL)"#,
+        )
+        .await;
+    until_taken(&server, [1]).await;
+    let unmatched = async || (relay.status().await["unmatched"] == 2).then_some(());
+    eventually(PATIENCE, "two are counted that nobody wants", unmatched).await;
+    assert_eq!(taken(&server), [1]);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_publisher_stays_paused_over_a_restart_holds_nobody_back_and_a_restart_repeats_nothing_to_the_others()
+{
+    let database = outbox().await;
+    let (busy, resting) = (taking().await, taking().await);
+    let shop = Shop::new(&database, &(http("busy", &busy, "") + &http("resting", &resting, "max-in-flight = 10")));
+    let relay = shop.run(&database).await;
+    add(&database, 0, 10).await;
+    until_taken(&resting, 0..10).await;
+    order(&relay, "pause", "shop/resting").await;
+    let paused_at = database.wal_position().await;
+    // Far more than the window of the one that rests.
+    add(&database, 10, 2000).await;
+    until_taken(&busy, 0..2000).await;
+    let passed = database.wal_position().await;
+    until_noted(&database, "busy", paused_at + 1).await;
+    assert_eq!(
+        (taken(&resting), publisher(&relay, "resting").await["state"].clone()),
+        ((0..10).collect(), "paused".into())
+    );
+    assert!(database.confirmed().await.is_some_and(|confirmed| confirmed < passed), "its log is kept");
+    // As after a crash.
+    relay.kill();
+
+    let relay = shop.run(&database).await;
+    add(&database, 2000, 2010).await;
+    until_taken(&busy, 0..2010).await;
+    assert_eq!(publisher(&relay, "resting").await["state"], "paused");
+    assert_eq!(taken(&resting), (0..10).collect::<Vec<_>>());
+    order(&relay, "resume", "shop/resting").await;
+    until_taken(&resting, 0..2010).await;
+    let end = database.wal_position().await;
+    database.until_confirmed(end, PATIENCE).await;
+    relay.stop().await;
+    assert_eq!(taken(&resting), (0..2010).collect::<Vec<_>>(), "once each, in order");
+    let mut repeated = taken(&busy);
+    assert!(repeated.len() <= 2010 + 100, "{} of 2010 were repeated", repeated.len() - 2010);
+    repeated.sort_unstable();
+    repeated.dedup();
+    assert_eq!(repeated.len(), 2010);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_failure_of_one_publisher_never_reaches_another_and_each_has_its_own_dead_letters() {
+    let database = outbox().await;
+    let dead = Topic::create(1).await;
+    let picky = HttpServer::start(|request| match request.json().to_string().contains("\"n\":7}") {
+        true => Answer::Status(400),
+        false => Answer::Status(200),
+    })
+    .await;
+    let (parking, halting, fine) = (&picky, &picky, taking().await);
+    let lines = [
+        http(
+            "parking",
+            parking,
+            &format!(
+                "http-path = \"/a\"\nmax-retries = 0\nbrokers = {:?}\ndead-letter = \"topic:{}\"",
+                dead.brokers, dead.name
+            ),
+        ),
+        http("halting", halting, "http-path = \"/b\"\nmax-retries = 1"),
+        http("fine", &fine, ""),
+    ]
+    .concat();
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    add(&database, 0, 50).await;
+    until_taken(&fine, 0..50).await;
+    let failed = until_publisher(&relay, "halting", "has failed", |one| one["state"] == "failed").await;
+    assert!(failed["last_error"].as_str().is_some_and(|error| error.contains("400")), "{failed}");
+    let letters = dead.reader().take(1).await;
+    assert_eq!(letters[0].value.as_deref(), Some("{\"n\": 7}"));
+    assert_eq!(letters[0].header("outboxd.pipeline"), Some("shop"));
+    add(&database, 50, 60).await;
+    until_taken(&fine, 50..60).await;
+    let to = |path: &str| picky.taken().iter().filter(|request| request.path == path).count();
+    assert!(to("/a") > 0);
+    let parked = until_publisher(&relay, "parking", "goes on", |one| one["events"] == 60).await;
+    assert_eq!((parked["state"].clone(), parked["dead_letters"].clone()), ("streaming".into(), 1.into()));
+    assert_eq!(relay.status().await["state"], "streaming");
+    assert_eq!(taken(&fine), (0..60).collect::<Vec<_>>(), "once each: nobody's trouble made it begin again");
+    // What it did not get is still there for it.
+    let end = database.wal_position().await;
+    assert!(database.confirmed().await.is_some_and(|confirmed| confirmed < end));
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_whose_broker_is_away_is_tried_on_its_own_and_gets_everything_when_it_is_back() {
+    let database = outbox().await;
+    let fine = taking().await;
+    let mut kafka = crate::support::PrivateKafka::start(1).await;
+    let topic = Topic::create_at(&kafka.brokers(), 1, &[]).await;
+    kafka.kill(1);
+    let lines = format!(
+        "{}[pipeline.shop.publisher.kafka]\nbrokers = {:?}\ntopic = {:?}\n",
+        http("fine", &fine, ""),
+        topic.brokers,
+        topic.name
+    );
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    add(&database, 0, 100).await;
+    until_taken(&fine, 0..100).await;
+    until_publisher(&relay, "kafka", "is tried again", |one| one["state"] == "retrying").await;
+    kafka.restart(1).await;
+    let records = topic.reader().take(100).await;
+    assert_eq!(records.len(), 100);
+    until_publisher(&relay, "kafka", "takes part", |one| one["state"] == "streaming").await;
+    add(&database, 100, 110).await;
+    until_taken(&fine, 100..110).await;
+    relay.stop().await;
+    assert_eq!(taken(&fine), (0..110).collect::<Vec<_>>(), "once each");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_publisher_holds_the_others_back_at_last_and_status_says_which() {
+    let database = outbox().await;
+    let open = Arc::new(AtomicBool::new(false));
+    let says = open.clone();
+    let slow = HttpServer::start(move |_| match says.load(Ordering::Relaxed) {
+        true => Answer::Status(200),
+        false => Answer::With(503, "Retry-After", "1".to_owned()),
+    })
+    .await;
+    let fine = taking().await;
+    let shop = Shop::new(&database, &(http("slow", &slow, "max-in-flight = 50") + &http("fine", &fine, "")));
+    let relay = shop.run(&database).await;
+    for from in 0..10 {
+        add(&database, from * 20, from * 20 + 20).await;
+    }
+    let slow_one = until_publisher(&relay, "slow", "holds the others back", |one| one["holds_back"] == true).await;
+    assert_eq!(publisher(&relay, "fine").await["holds_back"], false, "{slow_one}");
+    assert!(taken(&fine).len() < 200, "the reading waits");
+    open.store(true, Ordering::Relaxed);
+    until_taken(&slow, 0..200).await;
+    until_taken(&fine, 0..200).await;
+    relay.stop().await;
+    assert_eq!(taken(&slow), (0..200).collect::<Vec<_>>());
+    assert_eq!(taken(&fine), (0..200).collect::<Vec<_>>());
+}
+
+/// Log that is no outbox event.
+async fn write_log(database: &Database, mebibytes: usize) {
+    let noise = format!(
+        "SELECT pg_logical_emit_message(true, 'noise', repeat('x', 1048576)) FROM generate_series(1, {mebibytes})"
+    );
+    database.execute(&noise).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn past_max_retained_a_paused_publisher_has_failed_and_its_log_is_let_go_with_a_gap_report() {
+    let database = outbox().await;
+    let (fine, resting) = (taking().await, taking().await);
+    let lines = http("fine", &fine, "") + &http("resting", &resting, "max-retained = \"8MiB\"");
+    let shop = Shop::new(&database, &lines);
+    let mut relay = shop.run(&database).await;
+    add(&database, 0, 5).await;
+    until_taken(&resting, 0..5).await;
+    order(&relay, "pause", "shop/resting").await;
+    add(&database, 5, 10).await;
+    until_taken(&fine, 5..10).await;
+    let end = database.wal_position().await;
+    assert!(database.confirmed().await.is_some_and(|confirmed| confirmed < end), "the server keeps it all");
+    write_log(&database, 12).await;
+    let failed = until_publisher(&relay, "resting", "has failed", |one| one["state"] == "failed").await;
+    let report = failed["last_error"].as_str().expect("a gap report").to_owned();
+    assert!(report.contains("max-retained") && report.contains("was let go"), "{report}");
+    until_log(&mut relay, "was let go").await;
+    let end = database.wal_position().await;
+    database.until_confirmed(end, PATIENCE).await;
+    // A restart does not forget it.
+    relay.stop().await;
+    let relay = shop.run(&database).await;
+    assert_eq!(publisher(&relay, "resting").await["state"], "failed");
+    add(&database, 10, 15).await;
+    until_taken(&fine, 10..15).await;
+    let end = database.wal_position().await;
+    database.until_confirmed(end, PATIENCE).await;
+    order(&relay, "resume", "shop/resting").await;
+    until_publisher(&relay, "resting", "goes on", |one| one["state"] == "streaming").await;
+    add(&database, 15, 20).await;
+    until_taken(&resting, 15..20).await;
+    relay.stop().await;
+    assert_eq!(taken(&resting), [0, 1, 2, 3, 4, 15, 16, 17, 18, 19], "what it missed is missed, as was reported");
+    assert_eq!(taken(&fine), (0..20).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_max_retained_a_paused_pipeline_keeps_its_log_and_says_how_much() {
+    let database = outbox().await;
+    let server = taking().await;
+    let shop = Shop::new(&database, &format!("sink = {:?}", server.url()));
+    let mut relay = shop.run(&database).await;
+    order(&relay, "pause", "shop").await;
+    add(&database, 0, 5).await;
+    write_log(&database, 80).await;
+    until_log(&mut relay, "keeps the server from recycling its log").await;
+    assert_eq!(relay.status().await["state"], "paused");
+    relay.kill();
+    let mut relay = shop.spawn();
+    relay.until_state("paused").await;
+    assert_eq!(relay.get("/readyz").await, "ok\n");
+    assert_eq!(taken(&server), Vec::<u64>::new());
+    order(&relay, "resume", "shop").await;
+    until_taken(&server, 0..5).await;
+    relay.until_state("streaming").await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lone_pipeline_past_max_retained_ends_with_4_and_a_gap_report_and_frees_the_log() {
+    let database = outbox().await;
+    let server = taking().await;
+    let shop = Shop::new(&database, &format!("sink = {:?}\nmax-retained = \"4MiB\"", server.url()));
+    let mut relay = shop.run(&database).await;
+    order(&relay, "pause", "shop").await;
+    add(&database, 0, 5).await;
+    write_log(&database, 8).await;
+    relay.exits_with(4).await;
+    assert!(relay.log().contains("was let go") && relay.log().contains("the slot was dropped"), "{}", relay.log());
+    assert_eq!(database.slots().await, 0);
+    // Nothing is begun anew in silence.
+    let mut again = shop.spawn();
+    again.exits_with(4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_with_its_own_position_has_a_slot_of_its_own_and_depends_on_nobody() {
+    let database = outbox().await;
+    let (shared, own) = (taking().await, taking().await);
+    let lines = http("shared", &shared, "") + &http("own", &own, "isolation = \"own-position\"");
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    let slots = "SELECT string_agg(slot_name, ' ' ORDER BY slot_name) FROM pg_replication_slots
+                 WHERE database = current_database() AND active";
+    let expected = format!("{0} {0}_own", database.slot());
+    eventually(PATIENCE, "both slots are read", async || {
+        (database.text(slots).await.as_deref() == Some(&expected)).then_some(())
+    })
+    .await;
+    order(&relay, "pause", "shop").await;
+    add(&database, 0, 20).await;
+    until_taken(&own, 0..20).await;
+    assert_eq!(taken(&shared), Vec::<u64>::new());
+    order(&relay, "pause", "shop-own").await;
+    order(&relay, "resume", "shop").await;
+    until_taken(&shared, 0..20).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_not_cannot_pause_and_who_is_not_there_is_said() {
+    let database = outbox().await;
+    let server = taking().await;
+    let shop = Shop::new(&database, &format!("sink = {:?}", server.url()));
+    let mut relay = Relay::spawn(&["run", "--config", shop.path(), "--admin-token", "s3cret"]);
+    relay.until_streaming(&database).await;
+    relay.until_state("streaming").await;
+    let admin = relay.admin().await;
+    for (arguments, said) in [
+        (vec!["pause", "shop"], "admin token"),
+        (vec!["pause", "shop", "--admin-token", "wrong"], "admin token"),
+        (vec!["pause", "nobody", "--admin-token", "s3cret"], "no pipeline `nobody`"),
+        (vec!["pause", "shop/nobody", "--admin-token", "s3cret"], "no publisher `nobody`"),
+    ] {
+        let ended = outboxd(&[&arguments[..], &["--admin", &admin]].concat()).await;
+        assert!(ended.code == 1 && ended.stderr.contains(said), "{arguments:?}: {}", ended.stderr);
+    }
+    assert_eq!(relay.status().await["state"], "streaming");
+    let paused = outboxd(&["pause", "shop", "--admin-token", "s3cret", "--admin", &admin]).await;
+    assert_eq!(paused.code, 0, "{}", paused.stderr);
+    assert_eq!(relay.status().await["state"], "paused");
+    relay.stop().await;
+}
