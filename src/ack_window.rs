@@ -80,6 +80,7 @@ pub struct AckWindow {
     room: Notify,
     bells: Bells,
     failure: OnceLock<SinkFailure>,
+    failed: Notify,
 }
 
 impl AckWindow {
@@ -94,6 +95,7 @@ impl AckWindow {
             room: Notify::new(),
             bells,
             failure: OnceLock::new(),
+            failed: Notify::new(),
         }
     }
 
@@ -163,6 +165,7 @@ impl AckWindow {
     /// The sink can take no more from this window: what is unresolved stays unconfirmed and is read again.
     pub fn fail(&self, failure: SinkFailure) {
         if self.failure.set(failure).is_ok() {
+            self.failed.notify_one();
             self.bells.trouble.notify_one();
         }
     }
@@ -172,13 +175,13 @@ impl AckWindow {
         self.failure.get().cloned()
     }
 
-    /// Resolves when the sink has failed. Only where no other window rings the same bell.
+    /// Resolves when the sink has failed. For one task.
     pub async fn failed(&self) -> SinkFailure {
         loop {
             if let Some(failure) = self.failure() {
                 return failure;
             }
-            self.bells.trouble.notified().await;
+            self.failed.notified().await;
         }
     }
 

@@ -19,7 +19,7 @@ use crate::publisher::{Account, Publisher};
 use crate::relay::{Ended, Relay};
 use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
-use crate::sink::{Letters, Sink};
+use crate::sink::{Owner, Sink};
 use crate::source::notes::NoteBook;
 use crate::source::{self, Opened, SourceFailure};
 use crate::status::{PipelineStatus, State};
@@ -205,7 +205,14 @@ impl Parts<'_> {
             let (publisher, memory) = (&settings.publishers[at], &self.memories[at]);
             let note = warden.notes.publishers.get(&publisher.name).cloned().unwrap_or_default();
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
-            let known = noted.filter(|known| !source.start.covers(known));
+            // What the server has never had is of another history.
+            let noted = noted.filter(|noted| source.reaches.covers(noted));
+            let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed);
+            let further = match (noted, remembered) {
+                (Some(noted), Some(remembered)) if noted.covers(&remembered) => Some(noted),
+                (noted, remembered) => remembered.or(noted),
+            };
+            let known = further.filter(|known| !source.start.covers(known));
             let shown = status.publishers[at].clone();
             let stands = Some(known.clone().unwrap_or_else(|| source.start.clone()));
             let account = Arc::new(Account::new(&publisher.name, prepared.window, bells.clone(), shown, stands));
@@ -218,8 +225,15 @@ impl Parts<'_> {
                     match standing {
                         Standing::Paused => account.status.enter(State::Paused),
                         Standing::Active | Standing::Failed => {
+                            let noted = || Halt {
+                                code: ExitCode::PositionLost,
+                                what: note.reason.clone(),
+                                remedy: "deliver what it missed from the table, then resume it".to_owned(),
+                            };
+                            let halt = failed.unwrap_or_else(noted);
                             account.status.enter(State::Failed);
-                            account.status.failed(&failed.map_or(note.reason, |halt| halt.to_string()));
+                            account.status.failed(&halt.to_string());
+                            memory.fail(halt);
                         }
                     }
                     match standing {
@@ -247,6 +261,7 @@ impl Parts<'_> {
         for (at, failure) in troubles {
             warden.take_out(at, failure)?;
         }
+        warden.whether_any_is_left()?;
         let relay = Relay {
             source,
             publishers,
@@ -263,9 +278,12 @@ impl Parts<'_> {
         let publisher = &self.settings.publishers[at];
         let limits = Limits { events: publisher.window.max_events, bytes: publisher.window.max_bytes };
         let window = Arc::new(AckWindow::new(limits, bells.clone()));
-        let counter = &self.status.publishers[at].metrics.dead_letters;
-        let letters = Letters { pipeline: &self.settings.name, counter };
-        let sink = Sink::create(publisher, &self.memories[at].sink, &window, &letters).map_err(Failure::from);
+        let owner = Owner { pipeline: &self.settings.name, status: &self.status.publishers[at] };
+        let sink = match self.memories[at].failed() {
+            // Nobody waits for one that has ended for good.
+            Some(halt) => Err(Failure::Halt(halt)),
+            None => Sink::create(publisher, &self.memories[at].sink, &window, &owner).map_err(Failure::from),
+        };
         Prepared { window, sink }
     }
 
@@ -273,9 +291,9 @@ impl Parts<'_> {
     async fn begin(&self, prepared: &mut [Prepared]) -> Result<Begun, Failure> {
         let settings = self.settings;
         let opening = async {
-            let opened = source::open(settings, self.projection, self.source_memory, &self.status.source);
-            let (source, noted) = tokio::join!(opened, self.notes());
-            let (source, (notes, notebook)) = (source?, noted?);
+            let source = source::open(settings, self.projection, self.source_memory, &self.status.source).await?;
+            // Only now: as long as another instance leads, it may still note something.
+            let (notes, notebook) = self.notes().await?;
             Ok(Begun { source, notes, notebook })
         };
         if let ([lone], [publisher]) = (&mut *prepared, &settings.publishers[..]) {
@@ -308,7 +326,11 @@ impl Prepared {
     async fn get_ready(&mut self, publisher: &PublisherSettings) {
         let Ok(sink) = &mut self.sink else { return };
         let ready = tokio::time::timeout(warden::READY_PATIENCE, warden::ready(sink, publisher, &self.window)).await;
-        let late = || Err(Failure::Retry { what: "the sink is not ready yet".to_owned() });
+        let window = self.window.clone();
+        let late = || match window.failure() {
+            Some(failure) => Err(failure.into()),
+            None => Err(Failure::Retry { what: "the sink is not ready yet".to_owned() }),
+        };
         if let Err(failure) = ready.unwrap_or_else(|_| late())
             && let Ok(sink) = std::mem::replace(&mut self.sink, Err(failure))
         {

@@ -131,6 +131,16 @@ impl Account {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Chunks of this generation that are finished.
+    pub fn finished(&self) -> usize {
+        self.passed_mut().finished
+    }
+
+    /// The last commit among them.
+    pub fn end(&self) -> Option<Position> {
+        self.passed_mut().end.clone()
+    }
+
     pub fn passed(&self) -> Passed {
         self.passed_mut().clone()
     }
@@ -174,20 +184,10 @@ pub struct Publisher<'a> {
 impl Publisher<'_> {
     /// Takes what it wants of the chunk, waiting until its window has room. Notes in `matched` what that is.
     pub async fn take(&mut self, chunk: &Chunk, matched: &mut [bool]) -> Result<(), Failure> {
-        let picked = self.pick(chunk);
+        let picked = self.pick(chunk, matched);
         let count = match picked {
-            Picked::All => {
-                matched.fill(true);
-                chunk.events().len()
-            }
-            Picked::Some => {
-                for index in &self.picked {
-                    if let Some(matched) = matched.get_mut(*index as usize) {
-                        *matched = true;
-                    }
-                }
-                self.picked.len()
-            }
+            Picked::All => chunk.events().len(),
+            Picked::Some => self.picked.len(),
         };
         if count > 0 && self.account.is_stopped() {
             self.gone = true;
@@ -205,16 +205,16 @@ impl Publisher<'_> {
         match picked {
             Picked::All => {
                 for event in chunk.events() {
-                    if !self.enqueue(chunk, event, receipt)? {
-                        self.deliver(chunk, event, receipt).await?;
+                    if !self.enqueue(chunk, event, receipt)? && !self.deliver(chunk, event, receipt).await? {
+                        return Ok(());
                     }
                 }
             }
             Picked::Some => {
                 for at in 0..self.picked.len() {
                     let event = chunk.events()[self.picked[at] as usize];
-                    if !self.enqueue(chunk, &event, receipt)? {
-                        self.deliver(chunk, &event, receipt).await?;
+                    if !self.enqueue(chunk, &event, receipt)? && !self.deliver(chunk, &event, receipt).await? {
+                        return Ok(());
                     }
                 }
             }
@@ -229,15 +229,21 @@ impl Publisher<'_> {
         Ok(())
     }
 
-    fn pick(&mut self, chunk: &Chunk) -> Picked {
+    fn pick(&mut self, chunk: &Chunk, matched: &mut [bool]) -> Picked {
         if self.selection.is_none() && self.known.is_none() {
+            matched.fill(true);
             return Picked::All;
         }
         self.picked.clear();
         let known = self.known.as_ref();
         for (index, event) in chunk.events().iter().enumerate() {
-            let had = known.is_some_and(|known| known.has(&chunk.commit(event).id));
-            if !had && self.selection.is_none_or(|selection| selection.wants(chunk, event)) {
+            if !self.selection.is_none_or(|selection| selection.wants(chunk, event)) {
+                continue;
+            }
+            if let Some(matched) = matched.get_mut(index) {
+                *matched = true;
+            }
+            if !known.is_some_and(|known| known.has(&chunk.commit(event).id)) {
                 self.picked.push(index as u32);
             }
         }
@@ -272,8 +278,21 @@ impl Publisher<'_> {
         })
     }
 
-    /// Enqueues one event that could not simply be enqueued, or parks it.
-    async fn deliver(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<(), Failure> {
+    /// Delivers one event that could not simply be enqueued. Whether it was: a publisher that is stopped meanwhile stays
+    /// behind, and the others need not wait for its broker.
+    async fn deliver(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<bool, Failure> {
+        let account = self.account.clone();
+        account.status.holds_back(true);
+        let delivered = tokio::select! {
+            delivered = self.deliver_or_park(chunk, event, receipt) => delivered.map(|()| true),
+            () = account.until_stopped() => Ok(false),
+        };
+        account.status.holds_back(false);
+        self.gone |= matches!(delivered, Ok(false));
+        delivered
+    }
+
+    async fn deliver_or_park(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<(), Failure> {
         let Some(sink) = &mut self.sink else { return Ok(()) };
         loop {
             let refused = match self.router.route(chunk, event) {

@@ -12,16 +12,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::event::Chunk;
-use crate::failure::{ExitCode, Failure, Halt};
+use crate::failure::{ExitCode, Failure};
 use crate::pipeline::Stop;
 use crate::position::Position;
 use crate::publisher::{Account, Publisher};
+use crate::sink::Sink;
 use crate::source::{Confirmer, Opened, Reader};
-use crate::status::PipelineStatus;
+use crate::status::{PipelineStatus, State};
 use crate::warden::Warden;
 
 /// Why a generation ended without failing.
@@ -34,6 +36,9 @@ pub enum Ended {
     /// Every publisher's position was let go; this is the gap report.
     LetGo(String),
 }
+
+/// How long the others are drained for when a publisher takes part again.
+const ANEW_PATIENCE: Duration = Duration::from_secs(3);
 
 /// One generation's parts.
 pub struct Relay<'a> {
@@ -72,7 +77,10 @@ impl Relay<'_> {
             Err(_) => false,
         };
         if orderly && !matches!(ended, Ok(Ended::CaughtUp)) {
-            drain(&mut publishers, Instant::now() + shutdown_timeout).await;
+            // One that takes part again must not keep the others waiting for a slow one.
+            let patience =
+                if matches!(ended, Ok(Ended::Anew)) { shutdown_timeout.min(ANEW_PATIENCE) } else { shutdown_timeout };
+            drain(&mut publishers, Instant::now() + patience).await;
             follower.advance();
             let left: usize = accounts.iter().map(|account| account.window.in_flight()).sum();
             if left > 0 {
@@ -88,14 +96,19 @@ impl Relay<'_> {
         }
         // Before another instance is let in: what is still queued must not come after what it delivers.
         abandon(publishers).await;
+        follower.advance();
+        warden.remember();
         if orderly {
-            follower.advance();
             warden.finish().await;
             if !alarm.is_finished() {
                 confirmer.finish(reader, alarm).await;
             }
         }
-        ended
+        match ended {
+            // All that could be delivered was; what could not is told by the code.
+            Ok(Ended::CaughtUp) => warden.any_failed().map_or(Ok(Ended::CaughtUp), |halt| Err(Failure::Halt(halt))),
+            ended => ended,
+        }
     }
 }
 
@@ -109,19 +122,13 @@ fn alarm_failure(raised: Result<Result<(), crate::source::SourceFailure>, tokio:
 
 /// Waits for what is in flight until the deadline; what is unacknowledged then is not confirmed and comes again.
 async fn drain(publishers: &mut [Publisher<'_>], deadline: Instant) {
-    // One after the other: they all have the same deadline.
-    for sink in publishers.iter_mut().filter(|publisher| !publisher.account.is_stopped()) {
-        if let Some(sink) = &mut sink.sink {
-            sink.drain(deadline).await;
-        }
-    }
+    let taking_part = publishers.iter_mut().filter(|publisher| !publisher.account.is_stopped());
+    join_all(taking_part.filter_map(|publisher| publisher.sink.as_mut()).map(|sink| sink.drain(deadline))).await;
 }
 
 /// Gives up what is still queued.
 async fn abandon(publishers: Vec<Publisher<'_>>) {
-    for sink in publishers.into_iter().filter_map(|publisher| publisher.sink) {
-        sink.abandon().await;
-    }
+    join_all(publishers.into_iter().filter_map(|publisher| publisher.sink).map(Sink::abandon)).await;
 }
 
 /// Confirms to the source what all publishers have passed.
@@ -136,14 +143,15 @@ impl Follower<'_> {
     async fn run(&self, start: Position, target: Option<&Position>, progress: &Notify) {
         let reached = |position: &Position| target.is_some_and(|target| position.covers(target));
         self.status.confirmed(&start);
-        if reached(&start) {
+        let idle = self.accounts.iter().all(|account| account.is_stopped());
+        if reached(&start) || (idle && target.is_some()) {
             return;
         }
         loop {
             if self.advance() {
-                // Whoever is paused or has failed does not keep the others from having caught up.
-                let taking_part = |account: &Account| !account.is_stopped();
-                if self.lowest(taking_part).is_some_and(|position| reached(&position)) {
+                // Whoever is paused does not keep the others from having caught up; whoever is to be tried again does.
+                let counts = |account: &Account| !matches!(account.status.state(), State::Paused | State::Failed);
+                if self.lowest(counts).is_some_and(|position| reached(&position)) {
                     return;
                 }
             } else {
@@ -179,8 +187,8 @@ impl Follower<'_> {
     /// The last commit that all of these have passed. Every window counts the same chunks, so that of two watermarks
     /// the one with fewer chunks is the lower.
     fn lowest(&self, counts: impl Fn(&Account) -> bool) -> Option<Position> {
-        let passed = self.accounts.iter().filter(|account| counts(account)).map(|account| account.passed());
-        passed.min_by_key(|passed| passed.finished).and_then(|passed| passed.end)
+        let counted = self.accounts.iter().filter(|account| counts(account));
+        counted.min_by_key(|account| account.finished()).and_then(|account| account.end())
     }
 }
 
@@ -230,9 +238,4 @@ impl Pump<'_, '_> {
         self.status.metrics.unmatched.inc_by(unmatched as u64);
         Ok(())
     }
-}
-
-/// Why every publisher of a pipeline has ended, as one.
-pub fn worst(halts: impl IntoIterator<Item = Halt>) -> Option<Halt> {
-    halts.into_iter().max_by_key(|halt| halt.code)
 }

@@ -65,6 +65,8 @@ pub struct PublisherStatus {
     oldest_unconfirmed: AtomicU64,
     /// The reading of the log waits for it.
     holds_back: AtomicBool,
+    /// Its sink does not answer, or asks for patience.
+    sink_away: AtomicBool,
     told: Mutex<PublisherTold>,
 }
 
@@ -86,6 +88,7 @@ pub struct PublisherSnapshot {
     pub in_flight: usize,
     pub lag_seconds: f64,
     pub holds_back: bool,
+    pub sink_away: bool,
     pub events: u64,
     pub dead_letters: u64,
     pub idle_for: Duration,
@@ -99,6 +102,7 @@ impl PublisherStatus {
             in_flight: AtomicUsize::new(0),
             oldest_unconfirmed: AtomicU64::new(0),
             holds_back: AtomicBool::new(false),
+            sink_away: AtomicBool::new(false),
             told: Mutex::new(PublisherTold {
                 state: State::Starting,
                 position: None,
@@ -130,6 +134,20 @@ impl PublisherStatus {
             self.in_flight.store(0, Ordering::Relaxed);
             self.oldest_unconfirmed.store(0, Ordering::Relaxed);
             self.holds_back.store(false, Ordering::Relaxed);
+        }
+        self.sink_away.store(false, Ordering::Relaxed);
+    }
+
+    /// Records are sent again until the sink takes them.
+    pub fn sink_is_away(&self, why: &str) {
+        self.sink_away.store(true, Ordering::Relaxed);
+        self.failed(why);
+    }
+
+    /// The sink has taken something.
+    pub fn sink_is_back(&self) {
+        if self.sink_away.swap(false, Ordering::Relaxed) {
+            self.told().last_error = None;
         }
     }
 
@@ -190,6 +208,7 @@ impl PublisherStatus {
             in_flight: self.in_flight.load(Ordering::Relaxed),
             lag_seconds: if oldest == 0 { 0.0 } else { Micros(oldest as i64).seconds_until(Micros::now()) },
             holds_back: self.holds_back.load(Ordering::Relaxed),
+            sink_away: self.sink_away.load(Ordering::Relaxed),
             events: self.metrics.events.get(),
             dead_letters: self.metrics.dead_letters.get(),
             idle_for: told.last_progress.elapsed(),
@@ -351,10 +370,14 @@ impl PipelineStatus {
 
     /// The next order. For the one task that obeys.
     pub async fn next_order(&self) -> Asked {
-        match self.asked.lock().await.recv().await {
-            Some(asked) => asked,
-            // We hold a sender ourselves.
-            None => std::future::pending().await,
+        loop {
+            match self.asked.lock().await.recv().await {
+                // Whoever asked has gone, and was told that it did not happen.
+                Some((_, reply)) if reply.is_closed() => {}
+                Some(asked) => return asked,
+                // We hold a sender ourselves.
+                None => return std::future::pending().await,
+            }
         }
     }
 
@@ -368,7 +391,8 @@ impl PipelineStatus {
             name: self.name.clone(),
             state: told.state,
             position: told.position.as_ref().map(Position::to_string),
-            last_error: told.last_error.clone(),
+            // Of several publishers each tells its own.
+            last_error: told.last_error.clone().or_else(|| publishers[0].last_error.clone().filter(|_| lone)),
             in_flight: publishers.iter().map(|one| one.in_flight).sum(),
             confirmed,
             lag_bytes: self.source.lag_bytes(server.saturating_sub(confirmed)),
@@ -379,7 +403,7 @@ impl PipelineStatus {
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),
             leader: matches!(told.state, State::Streaming | State::Paused),
             source_connected: told.source_connected,
-            sink_connected: told.sink_connected,
+            sink_connected: told.sink_connected && !publishers.iter().any(|one| one.sink_away),
             idle_for: told.last_progress.elapsed(),
             in_state_for: told.since.elapsed(),
             publishers: if lone { Vec::new() } else { publishers },

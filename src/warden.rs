@@ -9,21 +9,21 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNote, PublisherNotes, Standing};
-use crate::config::{DeadLetter, PipelineSettings, PublisherSettings};
+use crate::config::{DeadLetter, PipelineSettings, PublisherSettings, SourceSettings};
 use crate::failure::{Failure, Halt};
+use crate::position::Position;
 use crate::publisher::Account;
-use crate::relay::{Ended, worst};
-use crate::sink::{self, Letters, Sink};
+use crate::relay::Ended;
+use crate::sink::{self, Owner, Sink};
 use crate::source::SourceFailure;
 use crate::source::notes::NoteBook;
-use crate::status::{Order, PipelineStatus, State};
+use crate::status::{Order, PipelineStatus, PublisherStatus, State};
 
 /// How often the log that is kept is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -49,6 +49,8 @@ struct Remembered {
     pause: Duration,
     /// Why it has ended for good.
     failed: Option<Halt>,
+    /// A history, and how far it had come in it.
+    passed: Option<(String, Position)>,
 }
 
 impl Memory {
@@ -56,8 +58,18 @@ impl Memory {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Why it has ended for good, if it has.
     pub fn failed(&self) -> Option<Halt> {
         self.inner().failed.clone()
+    }
+
+    pub fn fail(&self, halt: Halt) {
+        self.inner().failed = Some(halt);
+    }
+
+    /// How far it had come when its last generation ended, in the history that this is of.
+    pub fn passed(&self, lineage: &str) -> Option<Position> {
+        self.inner().passed.clone().filter(|(of, _)| of == lineage).map(|(_, position)| position)
     }
 
     fn next_pause(&self) -> Duration {
@@ -120,6 +132,14 @@ impl Warden<'_> {
         }
     }
 
+    /// Remembers how far each has come, for the next generation of this process.
+    pub fn remember(&self) {
+        for ward in &self.wards {
+            let passed = ward.account.passed().position().cloned();
+            ward.memory.inner().passed = passed.map(|position| (self.notes.lineage.clone(), position));
+        }
+    }
+
     /// Writes the notes once more.
     pub async fn finish(&mut self) {
         if self.notebook.is_some() {
@@ -163,11 +183,8 @@ impl Warden<'_> {
                 status.failed(&halt.to_string());
                 status.metrics.failures.inc();
                 tracing::error!(pipeline, publisher, code = halt.code as u8, "this publisher has ended: {halt}");
-                ward.memory.inner().failed = Some(halt);
-                let failed: Vec<_> = self.wards.iter().filter_map(|ward| ward.memory.failed()).collect();
-                if failed.len() == self.wards.len() {
-                    return Err(worst(failed).map_or_else(nothing_left, Failure::Halt));
-                }
+                ward.memory.fail(halt);
+                self.whether_any_is_left()?;
             }
             Failure::Retry { what } | Failure::Again { what } | Failure::StandBy { what } => {
                 let pause = ward.memory.next_pause();
@@ -175,15 +192,39 @@ impl Warden<'_> {
                 status.failed(&what);
                 status.metrics.retries.inc();
                 tracing::warn!(pipeline, publisher, retry_in_ms = pause.as_millis() as u64, "{what}");
-                let pipeline = self.settings.name.clone();
-                self.attempts.spawn(attempt(at, pipeline, ward.settings.clone(), ward.memory.clone(), pause));
+                let attempt = Attempt {
+                    pipeline: self.settings.name.clone(),
+                    settings: ward.settings.clone(),
+                    memory: ward.memory.clone(),
+                    status: status.clone(),
+                };
+                self.attempts.spawn(async move { (at, attempt.make(pause).await) });
             }
         }
         Ok(())
     }
 
+    /// The worst of what publishers have ended with for good.
+    pub fn any_failed(&self) -> Option<Halt> {
+        let failed: Vec<_> = self.wards.iter().filter_map(|ward| ward.memory.failed()).collect();
+        worst(&failed).cloned()
+    }
+
+    /// An error when every publisher has ended for good, with the highest code.
+    pub fn whether_any_is_left(&self) -> Result<(), Failure> {
+        let failed: Vec<_> = self.wards.iter().filter_map(|ward| ward.memory.failed()).collect();
+        match worst(&failed) {
+            Some(halt) if failed.len() == self.wards.len() => Err(Failure::Halt(halt.clone())),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the publisher can take part again.
     fn attempted(&mut self, at: usize, outcome: Result<(), Failure>) -> Result<bool, Failure> {
+        // It may have been paused or let go meanwhile.
+        if self.wards[at].account.status.state() != State::Retrying {
+            return Ok(false);
+        }
         match outcome {
             Ok(()) => {
                 tracing::info!(
@@ -214,10 +255,9 @@ impl Warden<'_> {
             let ward = &self.wards[*at];
             let note = self.notes.publishers.entry(ward.account.name.clone()).or_default();
             let wanted = if pause { Standing::Paused } else { Standing::Active };
-            if !pause {
-                changed |= ward.memory.inner().failed.take().is_some();
-            }
-            if note.state == wanted {
+            changed |= !pause && ward.memory.failed().is_some();
+            // One whose position was let go stays so until it is resumed.
+            if note.state == wanted || (pause && note.state == Standing::Failed) {
                 continue;
             }
             changed = true;
@@ -243,9 +283,17 @@ impl Warden<'_> {
             let _ = reply.send(Err(format!("it could not be noted, so nothing was changed: {failure}")));
             return None;
         }
+        if !pause {
+            for at in &meant {
+                self.wards[*at].memory.inner().failed = None;
+            }
+        }
         if pause {
             for at in meant {
                 let ward = &mut self.wards[at];
+                if ward.account.is_let_go() {
+                    continue;
+                }
                 ward.out = true;
                 ward.account.stop();
                 ward.account.status.enter(State::Paused);
@@ -277,7 +325,6 @@ impl Warden<'_> {
                     pipeline = self.settings.name,
                     "how far each publisher has come was not noted: {failure}"
                 );
-                self.notebook = NoteBook::open(self.settings).await.ok().or(self.notebook.take());
             }
         }
     }
@@ -294,14 +341,19 @@ impl Warden<'_> {
     }
 
     async fn write(&mut self) -> Result<(), SourceFailure> {
-        match &mut self.notebook {
-            Some(book) => book.save(&self.notes).await,
-            None => {
-                let mut book = NoteBook::open(self.settings).await?;
-                book.prepare().await?;
-                book.save(&self.notes).await
-            }
+        if let Some(book) = &mut self.notebook
+            && book.save(&self.notes).await.is_ok()
+        {
+            return Ok(());
         }
+        // There is none yet, or its connection is gone.
+        let mut book = NoteBook::open(self.settings).await?;
+        book.prepare().await?;
+        book.save(&self.notes).await?;
+        if self.notebook.is_some() {
+            self.notebook = Some(book);
+        }
+        Ok(())
     }
 
     /// Looks how much log those keep that do not move.
@@ -315,8 +367,10 @@ impl Warden<'_> {
                 ward.warned_at = 0;
                 continue;
             }
-            let Some(lsn) = ward.account.passed().position().map(crate::position::Position::as_gauge) else { continue };
-            let kept = self.status.source.lag_bytes(server.saturating_sub(lsn)).unwrap_or(0);
+            // While existing rows are delivered there is no position yet, and the server knows better what it keeps.
+            let lsn = ward.account.passed().position().map_or(0, Position::as_gauge);
+            let retained = self.status.source.retained_bytes.load(Ordering::Relaxed);
+            let kept = self.status.source.lag_bytes(server.saturating_sub(lsn)).unwrap_or(0).min(retained);
             let state = if stuck { "stuck" } else { shown.state.as_str() };
             if kept >= FIRST_WARNING.max(ward.warned_at * 2) {
                 ward.warned_at = kept;
@@ -324,7 +378,11 @@ impl Warden<'_> {
                     pipeline = self.settings.name,
                     publisher = ward.account.name,
                     bytes = kept,
-                    "this publisher is {state} and keeps the server from recycling its log"
+                    "this publisher is {state}; {}",
+                    match self.settings.source {
+                        SourceSettings::Postgres(_) => "it keeps the server from recycling its log",
+                        _ => "the server recycles its log by its own rules, and what is recycled is lost to it",
+                    }
                 );
             }
             if ward.settings.max_retained.is_some_and(|most| kept > most)
@@ -348,14 +406,17 @@ impl Warden<'_> {
         let remedy = "deliver what it missed from the table, then resume it: it goes on where the others stand";
         let halt =
             Halt { code: crate::failure::ExitCode::PositionLost, what: report.clone(), remedy: remedy.to_owned() };
-        let note = PublisherNote { state: Standing::Failed, position: Some(from), reason: report.clone() };
-        self.notes.publishers.insert(ward.account.name.clone(), note);
+        let name = ward.account.name.clone();
         if self.is_lone() {
             return Ok(Some(Ended::LetGo(report)));
         }
+        let note = PublisherNote { state: Standing::Failed, position: Some(from), reason: report.clone() };
+        let before = self.notes.publishers.insert(name.clone(), note);
         if let Err(failure) = self.write().await {
-            // The disk does not wait; a restart finds the log gone, and says so.
-            tracing::warn!(pipeline = self.settings.name, "that a position was let go was not noted: {failure}");
+            // A gap that is not noted would be silent after a restart. The next look tries again.
+            self.notes.publishers.insert(name, before.unwrap_or_default());
+            tracing::warn!(pipeline = self.settings.name, "a position is to be let go and cannot be noted: {failure}");
+            return Ok(None);
         }
         let ward = &mut self.wards[at];
         ward.out = true;
@@ -364,35 +425,37 @@ impl Warden<'_> {
         ward.account.status.failed(&halt.to_string());
         ward.account.status.metrics.failures.inc();
         tracing::error!(pipeline = self.settings.name, publisher = ward.account.name, "{halt}");
-        ward.memory.inner().failed = Some(halt);
-        let failed = self.wards.iter().filter(|ward| ward.memory.failed().is_some()).count();
-        Ok((failed == self.wards.len()).then_some(Ended::LetGo(report)))
+        ward.memory.fail(halt);
+        if self.wards.iter().all(|ward| ward.account.is_let_go()) {
+            return Ok(Some(Ended::LetGo(report)));
+        }
+        self.whether_any_is_left().map(|()| None)
     }
 }
 
-fn nothing_left() -> Failure {
-    Failure::Retry { what: "no publisher is left".to_owned() }
+fn worst(halts: &[Halt]) -> Option<&Halt> {
+    halts.iter().max_by_key(|halt| halt.code)
 }
 
-/// Waits, and finds out whether a publisher's sink is ready.
-async fn attempt(
-    at: usize,
+/// An attempt to reach a publisher's sink again.
+struct Attempt {
     pipeline: String,
     settings: PublisherSettings,
     memory: Arc<Memory>,
-    pause: Duration,
-) -> (usize, Result<(), Failure>) {
-    tokio::time::sleep(pause).await;
-    let limits = Limits { events: 1, bytes: 1 };
-    let window = Arc::new(AckWindow::new(limits, Bells::default()));
-    let tried = async {
-        let letters = Letters { pipeline: &pipeline, counter: &Counter::default() };
-        let mut sink = Sink::create(&settings, &memory.sink, &window, &letters)?;
-        let ready = ready(&mut sink, &settings, &window).await;
+    status: Arc<PublisherStatus>,
+}
+
+impl Attempt {
+    /// Waits, and finds out whether the sink is ready.
+    async fn make(self, pause: Duration) -> Result<(), Failure> {
+        tokio::time::sleep(pause).await;
+        let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
+        let owner = Owner { pipeline: &self.pipeline, status: &self.status };
+        let mut sink = Sink::create(&self.settings, &self.memory.sink, &window, &owner)?;
+        let ready = ready(&mut sink, &self.settings, &window).await;
         sink.abandon().await;
         ready
-    };
-    (at, tried.await)
+    }
 }
 
 /// Waits for the sink, and for the topics that are known beforehand.

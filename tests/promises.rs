@@ -40,6 +40,8 @@ mod promises {
     mod preflight;
     mod preflight_kafka;
     mod process;
+    mod rabbitmq_sink;
+    mod rabbitmq_trouble;
     mod secrets;
     mod silent_network;
     mod snapshot;

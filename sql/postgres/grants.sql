@@ -10,7 +10,7 @@ CREATE ROLE outboxd_relay LOGIN REPLICATION PASSWORD 'change me';
 -- GRANT USAGE ON SCHEMA public TO outboxd_relay;
 
 -- Where it stands. No DELETE: giving a position up is a person's decision.
-GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint TO outboxd_relay;
+GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outboxd_relay;
 
 -- Only for --snapshot existing, which reads the rows already in the table; the log is read without it.
 -- GRANT SELECT ON outbox TO outboxd_relay;

@@ -74,7 +74,11 @@ async fn livez(Shared(observed): Shared<Arc<Observed>>) -> Response {
 
 /// Whether source and sink are reachable; a standby is ready to take over.
 async fn readyz(Shared(observed): Shared<Arc<Observed>>) -> Response {
-    let unready = |one: &Snapshot| !matches!(one.state, State::Streaming | State::Paused | State::StandingBy);
+    let unready = |one: &Snapshot| match one.state {
+        State::Streaming => !one.sink_connected,
+        State::Paused | State::StandingBy => false,
+        _ => true,
+    };
     judge(&observed, unready, "not ready")
 }
 

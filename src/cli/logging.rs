@@ -20,7 +20,12 @@ pub fn start_quietly(format: Option<LogFormat>) {
 fn start_at(format: Option<LogFormat>, level: LevelFilter) {
     let terminal = stderr().is_terminal();
     let format = format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
-    let level = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
+    let mut level = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
+    // It tells again of every trouble that we tell of, and shows the whole of what RabbitMQ returns.
+    let asked_for = std::env::var(EnvFilter::DEFAULT_ENV).is_ok_and(|said| said.contains("lapin"));
+    if let (false, Ok(silence)) = (asked_for, "lapin=off".parse()) {
+        level = level.add_directive(silence);
+    }
     let log = tracing_subscriber::fmt().with_env_filter(level).with_writer(stderr);
     // A second start, as tests make, finds the first one's log in place: nothing to do about it.
     let _ = match format {

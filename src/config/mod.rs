@@ -14,6 +14,7 @@ mod file;
 mod kafka_options;
 pub(crate) mod options;
 mod problem;
+mod process_options;
 pub mod reference;
 mod resolve;
 mod resolve_publisher;
@@ -32,8 +33,8 @@ pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
     Admin, Brokers, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings, Naming,
-    PipelineSettings, PostgresSettings, ProcessSettings, PublisherSettings, RouteSettings, SelectionSettings, Settings,
-    SinkSettings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    PipelineSettings, PostgresSettings, ProcessSettings, PublisherSettings, RabbitSettings, RouteSettings,
+    SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

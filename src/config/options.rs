@@ -11,6 +11,7 @@ use clap::builder::{BoolishValueParser, Resettable};
 use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 use serde::Deserialize;
 
+pub use super::process_options::ProcessOptions;
 use super::secret::Secret;
 use super::values::{self, Assignment, ByteSize, Span};
 use crate::route::layout::LAYOUTS as LAYOUT_TABLE;
@@ -246,7 +247,7 @@ pub struct PipelineOptions {
     #[serde(rename = "unsafe")]
     pub unsafe_settings: Option<bool>,
 
-    /// Where records go: `kafka`, an http:// or https:// URL, `stdout` (a JSON object a line), or `statistics` (counts)
+    /// Where records go: `kafka`, an http(s):// or amqp(s):// URL, `stdout` (a JSON object a line), or `statistics` (counts)
     #[arg(long, env = "OUTBOXD_SINK", value_name = "SINK", default_value = "kafka", help_heading = "Delivery")]
     pub sink: Option<Secret>,
 
@@ -295,16 +296,60 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_HTTP_CA", value_name = "FILE", help_heading = "HTTP")]
     pub http_ca: Option<PathBuf>,
 
-    /// Requests under way at once; events of one key are always in one lane
-    #[arg(long, env = "OUTBOXD_LANES", value_name = "LANES", default_value = "10", help_heading = "HTTP")]
+    /// Exchange that records are published to; empty is the default exchange, whose routing keys are queues' names
+    #[arg(
+        long,
+        env = "OUTBOXD_AMQP_EXCHANGE",
+        value_name = "EXCHANGE",
+        default_value = "outbox",
+        help_heading = "RabbitMQ"
+    )]
+    pub amqp_exchange: Option<String>,
+
+    /// Routing key, a template like --topic: `orders.{event_type}` [default: the topic; where that gives nothing, the event's type]
+    #[arg(long, env = "OUTBOXD_AMQP_ROUTING_KEY", value_name = "KEY", help_heading = "RabbitMQ")]
+    pub amqp_routing_key: Option<String>,
+
+    /// Declare the exchange, as a durable one of type topic; `false` takes whatever exchange is there, and is exit 5 when none is
+    #[arg(long, env = "OUTBOXD_AMQP_DECLARE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_parser = BoolishValueParser::new(), help_heading = "RabbitMQ")]
+    pub amqp_declare: Option<bool>,
+
+    /// A record that reaches no queue is refused: it is tried again, and then parked. Without this it is gone
+    #[arg(long, env = "OUTBOXD_AMQP_MANDATORY", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "RabbitMQ")]
+    pub amqp_mandatory: Option<bool>,
+
+    /// Records that are published before their confirmations are waited for, in each lane
+    #[arg(long, env = "OUTBOXD_AMQP_BATCH", value_name = "RECORDS", default_value = "500", help_heading = "RabbitMQ")]
+    pub amqp_batch: Option<usize>,
+
+    /// File of certificates that are trusted instead of the system's [default: none]
+    #[arg(long, env = "OUTBOXD_AMQP_CA", value_name = "FILE", help_heading = "RabbitMQ")]
+    pub amqp_ca: Option<PathBuf>,
+
+    /// File of the certificate that is shown to RabbitMQ, with its chain [default: none]
+    #[arg(long, env = "OUTBOXD_AMQP_CERT", value_name = "FILE", help_heading = "RabbitMQ")]
+    pub amqp_cert: Option<PathBuf>,
+
+    /// File of that certificate's key [default: none]
+    #[arg(long, env = "OUTBOXD_AMQP_KEY", value_name = "FILE", help_heading = "RabbitMQ")]
+    pub amqp_key: Option<PathBuf>,
+
+    /// Batches under way at once to HTTP or RabbitMQ; events of one key are always in one lane
+    #[arg(long, env = "OUTBOXD_LANES", value_name = "LANES", default_value = "10", help_heading = "Delivery")]
     pub lanes: Option<usize>,
 
     /// How often an event that is refused is tried again before it is parked
-    #[arg(long, env = "OUTBOXD_MAX_RETRIES", value_name = "TIMES", default_value = "3", help_heading = "HTTP")]
+    #[arg(long, env = "OUTBOXD_MAX_RETRIES", value_name = "TIMES", default_value = "3", help_heading = "Delivery")]
     pub max_retries: Option<u32>,
 
     /// Pause before an event that was refused is tried again; doubled each time, up to a minute
-    #[arg(long, env = "OUTBOXD_RETRY_BACKOFF", value_name = "DURATION", default_value = "1s", help_heading = "HTTP")]
+    #[arg(
+        long,
+        env = "OUTBOXD_RETRY_BACKOFF",
+        value_name = "DURATION",
+        default_value = "1s",
+        help_heading = "Delivery"
+    )]
     pub retry_backoff: Option<Span>,
 
     /// Promise made to consumers
@@ -395,40 +440,6 @@ pub struct PipelineOptions {
     pub stall_timeout: Option<Span>,
 }
 
-/// What was said about the process, in one layer.
-#[derive(Clone, Debug, Default, Args, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct ProcessOptions {
-    /// TOML file with one or more pipelines
-    #[arg(long, env = "OUTBOXD_CONFIG", value_name = "FILE", help_heading = "Operation")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
-
-    /// Address of health, metrics and status, or `off`
-    ///
-    /// When the default is taken a free port is used and said; a taken address that was asked for is exit 2.
-    #[arg(
-        long,
-        env = "OUTBOXD_ADMIN",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:7420",
-        help_heading = "Operation"
-    )]
-    pub admin: Option<String>,
-
-    /// Token for admin requests that change state; without one they are refused unless the address is loopback
-    #[arg(long, env = "OUTBOXD_ADMIN_TOKEN", value_name = "TOKEN", help_heading = "Operation")]
-    pub admin_token: Option<Secret>,
-
-    /// How the log on stderr is written; its level is RUST_LOG's [default: text on a terminal, json otherwise]
-    #[arg(long, env = "OUTBOXD_LOG_FORMAT", value_enum, value_name = "FORMAT", help_heading = "Operation")]
-    pub log_format: Option<LogFormat>,
-
-    /// End the process as soon as one pipeline ends for good, instead of when all have
-    #[arg(long, env = "OUTBOXD_FAIL_FAST", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Operation")]
-    pub fail_fast: Option<bool>,
-}
-
 impl PipelineOptions {
     /// The layer below all others: what the definitions say.
     pub fn defaults() -> Self {
@@ -472,6 +483,14 @@ impl PipelineOptions {
             http_path: self.http_path.or(lower.http_path),
             http_route: values::assign_over(self.http_route, lower.http_route),
             http_ca: self.http_ca.or(lower.http_ca),
+            amqp_exchange: self.amqp_exchange.or(lower.amqp_exchange),
+            amqp_routing_key: self.amqp_routing_key.or(lower.amqp_routing_key),
+            amqp_declare: self.amqp_declare.or(lower.amqp_declare),
+            amqp_mandatory: self.amqp_mandatory.or(lower.amqp_mandatory),
+            amqp_batch: self.amqp_batch.or(lower.amqp_batch),
+            amqp_ca: self.amqp_ca.or(lower.amqp_ca),
+            amqp_cert: self.amqp_cert.or(lower.amqp_cert),
+            amqp_key: self.amqp_key.or(lower.amqp_key),
             lanes: self.lanes.or(lower.lanes),
             max_retries: self.max_retries.or(lower.max_retries),
             retry_backoff: self.retry_backoff.or(lower.retry_backoff),
@@ -494,24 +513,8 @@ impl PipelineOptions {
     }
 }
 
-impl ProcessOptions {
-    pub fn defaults() -> Self {
-        defaults()
-    }
-
-    pub fn over(self, lower: Self) -> Self {
-        ProcessOptions {
-            config: self.config.or(lower.config),
-            admin: self.admin.or(lower.admin),
-            admin_token: self.admin_token.or(lower.admin_token),
-            log_format: self.log_format.or(lower.log_format),
-            fail_fast: self.fail_fast.or(lower.fail_fast),
-        }
-    }
-}
-
 /// The defaults of a set of options: what an empty command line in an empty environment gives.
-fn defaults<O: Args + FromArgMatches + Default>() -> O {
+pub(super) fn defaults<O: Args + FromArgMatches + Default>() -> O {
     let definitions = O::augment_args(Command::new("defaults").no_binary_name(true));
     let parsed = definitions.mut_args(without_environment).try_get_matches_from(std::iter::empty::<&str>());
     // The definitions are fixed and nothing is required: a test holds this.

@@ -6,7 +6,7 @@ use clap::Arg;
 
 use super::options::{self, PipelineOptions, ProcessOptions};
 
-const HEADINGS: [&str; 7] = ["Source", "Routing", "Selection", "Kafka", "HTTP", "Delivery", "Operation"];
+const HEADINGS: [&str; 8] = ["Source", "Routing", "Selection", "Kafka", "HTTP", "RabbitMQ", "Delivery", "Operation"];
 
 const INTRODUCTION: &str = "\
 # Configuration

@@ -4,7 +4,7 @@ use super::file::PublisherTable;
 use super::options::{Isolation, PipelineOptions};
 use super::problem::Problem;
 use super::resolve::{KafkaOptions, Resolver, documents_names};
-use super::resolve_sink::SinkOptions;
+use super::resolve_sink::{HttpOptions, RabbitOptions, SinkOptions};
 use super::settings::{
     CheckpointPlace, DeadLetter, PipelineSettings, PublisherSettings, RouteSettings, SelectionSettings, SinkSettings,
     SourceSettings,
@@ -133,15 +133,27 @@ impl Resolver {
         let sink = self.sink(
             SinkOptions {
                 sink: said.sink,
-                token: said.http_token,
-                headers: said.http_header,
-                sign: said.http_sign,
-                body: said.http_body,
-                batch: said.http_batch,
-                timeout: said.http_timeout,
-                path: said.http_path,
-                routes: said.http_route,
-                ca: said.http_ca,
+                http: HttpOptions {
+                    token: said.http_token,
+                    headers: said.http_header,
+                    sign: said.http_sign,
+                    body: said.http_body,
+                    batch: said.http_batch,
+                    timeout: said.http_timeout,
+                    path: said.http_path,
+                    routes: said.http_route,
+                    ca: said.http_ca,
+                },
+                rabbit: RabbitOptions {
+                    exchange: said.amqp_exchange,
+                    routing_key: said.amqp_routing_key,
+                    declare: said.amqp_declare,
+                    mandatory: said.amqp_mandatory,
+                    batch: said.amqp_batch,
+                    ca: said.amqp_ca,
+                    certificate: said.amqp_cert,
+                    key: said.amqp_key,
+                },
                 lanes: said.lanes,
                 retries: said.max_retries,
                 backoff: said.retry_backoff,

@@ -1,7 +1,7 @@
 //! What the layers of options become.
 
 use super::super::resolve_source::{LONGEST_NAME, database, default_name};
-use super::super::settings::{CheckpointPlace, PostgresSettings, SelectionSettings, SinkSettings, Start};
+use super::super::settings::{CheckpointPlace, Naming, PostgresSettings, SelectionSettings, SinkSettings, Start};
 use super::super::source_url::UrlParts;
 use std::time::Duration;
 
@@ -162,11 +162,58 @@ fn words_of_later_versions_say_so() {
             _ => options.delivery = value,
         })
     };
-    for (key, value) in [("sink", "amqp://x"), ("dead-letter", "table:x"), ("delivery", "exactly-once")] {
+    for (key, value) in [("dead-letter", "table:x"), ("delivery", "exactly-once")] {
         assert!(set(key, value).ends_with("is not available yet"), "{key}={value}");
     }
     assert!(set("sink", "kafak").contains("is not a sink"));
     assert!(set("dead-letter", "topic:").contains("is not a place"));
+}
+
+#[test]
+fn rabbitmq_has_an_exchange_and_its_routing_key_is_the_topic_unless_one_is_said() {
+    let with = |edit: fn(&mut PipelineOptions)| {
+        let pipeline = resolved(said(|options| {
+            options.sink = Some("amqp://app:hunter2@mq/shop".into());
+            options.brokers = None;
+            edit(options);
+        }));
+        assert!(!format!("{pipeline:?}").contains("hunter2"));
+        let publisher = pipeline.publishers[0].clone();
+        let SinkSettings::RabbitMq(rabbit) = publisher.sink else { panic!("{:?}", publisher.sink) };
+        (rabbit, publisher.route)
+    };
+    let (rabbit, route) = with(|_| {});
+    assert_eq!((rabbit.exchange.as_str(), rabbit.declare, rabbit.mandatory), ("outbox", true, false));
+    assert_eq!((rabbit.lanes.lanes, rabbit.lanes.batch), (10, 500));
+    assert_eq!((route.topic, route.naming), (None, Naming::Free));
+    let (rabbit, route) = with(|options| {
+        options.amqp_exchange = Some(String::new());
+        options.amqp_routing_key = Some("arap.{Type}".to_owned());
+        options.topic = Some("other".to_owned());
+        options.amqp_declare = Some(false);
+    });
+    assert_eq!((rabbit.exchange.as_str(), rabbit.declare), ("", false), "the default exchange has no name");
+    assert_eq!(route.topic.as_deref(), Some("arap.{Type}"));
+}
+
+#[test]
+fn what_is_only_for_rabbitmq_is_refused_elsewhere() {
+    assert!(problem(|options| options.amqp_mandatory = Some(true)).contains("is only for RabbitMQ"));
+    let plain = |edit: fn(&mut PipelineOptions)| {
+        problem(|options| {
+            options.sink = Some("amqp://app@mq".into());
+            edit(options);
+        })
+    };
+    assert!(plain(|options| options.amqp_ca = Some("ca.pem".into())).contains("amqps://"));
+    assert!(plain(|options| options.http_ca = Some("ca.pem".into())).contains("is only for an HTTP sink"));
+    assert!(plain(|options| options.amqp_batch = Some(0)).contains("amqp-batch must be at least 1"));
+    assert!(plain(|options| options.sink = Some("amqp://".into())).contains("is not a URL"));
+    let alone = plain(|options| {
+        options.sink = Some("amqps://app@mq".into());
+        options.amqp_cert = Some("cert.pem".into());
+    });
+    assert!(alone.contains("--amqp-key: is missing"), "{alone}");
 }
 
 #[test]

@@ -198,6 +198,7 @@ pub enum Naming {
 pub enum SinkSettings {
     Kafka,
     Http(Box<HttpSettings>),
+    RabbitMq(Box<RabbitSettings>),
     Stdout,
     /// Records are counted and thrown away.
     Statistics,
@@ -214,6 +215,22 @@ pub struct HttpSettings {
     pub timeout: Duration,
     /// A file of certificates that are trusted instead of the system's.
     pub ca: Option<PathBuf>,
+    pub lanes: LaneSettings,
+}
+
+#[derive(Clone, Debug)]
+pub struct RabbitSettings {
+    pub url: Secret,
+    /// Empty: the default exchange.
+    pub exchange: String,
+    /// Whether the exchange is declared, or must be there.
+    pub declare: bool,
+    /// Whether a record that reaches no queue is refused.
+    pub mandatory: bool,
+    /// A file of certificates that are trusted instead of the system's.
+    pub ca: Option<PathBuf>,
+    /// Files of our own certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
     pub lanes: LaneSettings,
 }
 

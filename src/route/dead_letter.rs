@@ -43,7 +43,7 @@ impl Router {
         let content = chunk.defect(event).and_then(|(_, content)| content);
         let value = content.or_else(|| chunk.field(event, self.plan.payload));
         let key = slot(&self.plan.key);
-        Record { topic, partition: None, key, value, headers: &self.headers, timestamp_millis, commit }
+        Record { topic, partition: None, key, value, headers: &self.headers, timestamp_millis, commit, table: None }
     }
 
     /// Names an event for people: its id, where the layout has one.

@@ -294,6 +294,8 @@ pub struct Record<'a> {
     pub timestamp_millis: i64,
     /// Where it came from, for messages and dead letters.
     pub commit: CommitId,
+    /// The table it came from, where there are several.
+    pub table: Option<&'a str>,
 }
 
 /// Applies a plan; keeps the buffers that records borrow.
@@ -400,7 +402,17 @@ impl Router {
         let commit = chunk.commit(event).id;
         let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());
         let value = if plan.tombstone && blank() { None } else { Some(payload.unwrap_or(b"null")) };
-        Ok(Record { topic: &self.topic, partition, key, value, headers: &self.headers, timestamp_millis, commit })
+        let table = plan.tables.get(event.table as usize).filter(|_| plan.tables.len() > 1).map(String::as_str);
+        Ok(Record {
+            topic: &self.topic,
+            partition,
+            key,
+            value,
+            headers: &self.headers,
+            timestamp_millis,
+            commit,
+            table,
+        })
     }
 }
 

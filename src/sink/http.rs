@@ -10,6 +10,7 @@
 //!   none, or half of one   later; whether it arrived is unknown, so it may arrive twice, under the same idempotency key
 //! ```
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -39,8 +40,11 @@ pub struct HttpCourier {
     body: HttpBody,
     signing: Option<hmac::Key>,
     /// Whether it has ever taken something: after that, trouble with credentials is taken to pass.
-    answered: AtomicBool,
+    answered: Arc<HttpMemory>,
 }
+
+/// Whether the place has ever taken something.
+pub type HttpMemory = AtomicBool;
 
 fn not_ready(what: impl Into<String>, remedy: impl Into<String>) -> SinkFailure {
     SinkFailure::NotReady { what: what.into(), remedy: remedy.into() }
@@ -54,7 +58,7 @@ fn reveal(secret: &Secret) -> Result<String, SinkFailure> {
 
 impl HttpCourier {
     /// With its secrets as they are now.
-    pub fn new(settings: &HttpSettings) -> Result<Self, SinkFailure> {
+    pub fn new(settings: &HttpSettings, answered: &Arc<HttpMemory>) -> Result<Self, SinkFailure> {
         let base = reveal(&settings.url)?;
         let base =
             Url::parse(&base).map_err(|error| not_ready(format!("the sink's URL: {error}"), "correct --sink"))?;
@@ -86,7 +90,7 @@ impl HttpCourier {
             headers: headers(settings)?,
             body: settings.body,
             signing,
-            answered: AtomicBool::new(false),
+            answered: answered.clone(),
         })
     }
 
@@ -153,24 +157,32 @@ impl HttpCourier {
     async fn request(&self, batch: &[Parcel]) -> Result<reqwest::Response, reqwest::Error> {
         let body = self.body(batch);
         let path = batch.first().map_or("", |parcel| &*parcel.topic);
-        let mut request = self
-            .client
-            .post(self.address(path))
-            .headers(self.headers.clone())
-            .header(CONTENT_TYPE, self.content_type(batch))
-            .header(IDEMPOTENCY_KEY, idempotency_key(batch));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type(batch)));
+        if let Ok(key) = HeaderValue::try_from(idempotency_key(batch)) {
+            headers.insert(IDEMPOTENCY_KEY, key);
+        }
         if let (HttpBody::Single, Some(parcel)) = (self.body, batch.first()) {
             for (name, value) in parcel.headers.iter() {
                 let name = HeaderName::try_from(format!("x-outboxd-{name}"));
                 let value = value.and_then(|value| HeaderValue::from_bytes(value).ok());
                 if let (Ok(name), Some(value)) = (name, value) {
-                    request = request.header(name, value);
+                    headers.insert(name, value);
                 }
             }
         }
-        if let Some(key) = &self.signing {
-            request = request.header(SIGNATURE, format!("sha256={}", hex(hmac::sign(key, &body).as_ref())));
+        // What the user says goes before what we say, and our signature before what a row says.
+        headers.remove(SIGNATURE);
+        for (name, value) in &self.headers {
+            headers.insert(name, value.clone());
         }
+        if let Some(key) = &self.signing {
+            let signature = format!("sha256={}", hex(hmac::sign(key, &body).as_ref()));
+            if let Ok(signature) = HeaderValue::try_from(signature) {
+                headers.insert(SIGNATURE, signature);
+            }
+        }
+        let request = self.client.post(self.address(path)).headers(headers);
         request.body(body).send().await
     }
 }
@@ -185,7 +197,7 @@ impl Courier for HttpCourier {
         if let Some(why) = Self::stray(batch) {
             return Err(Refusal::Refused { why });
         }
-        let response = match self.request(batch).await {
+        let mut response = match self.request(batch).await {
             Ok(response) => response,
             Err(error) if error.is_builder() => return Err(Refusal::Refused { why: told(&error) }),
             Err(error) => return later(told(&error), None),
@@ -193,8 +205,12 @@ impl Courier for HttpCourier {
         let status = response.status();
         if status.is_success() {
             // All of the answer, so that the connection can be used again; half of one is none.
-            if let Err(error) = response.bytes().await {
-                return later(told(&error), None);
+            loop {
+                match response.chunk().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => return later(told(&error), None),
+                }
             }
             self.answered.store(true, Ordering::Release);
             return Ok(());
@@ -202,8 +218,15 @@ impl Courier for HttpCourier {
         let place = self.address(batch.first().map_or("", |parcel| &*parcel.topic));
         let (host, path) = (place.host_str().unwrap_or_default().to_owned(), place.path().to_owned());
         let wait = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).and_then(retry_after);
-        let said = response.text().await.unwrap_or_default();
-        let said: String = said.chars().take(ANSWER_BYTES).map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let mut said = Vec::new();
+        while let (true, Ok(Some(part))) = (said.len() < ANSWER_BYTES, response.chunk().await) {
+            said.extend_from_slice(&part);
+        }
+        let said: String = String::from_utf8_lossy(&said)
+            .chars()
+            .take(ANSWER_BYTES)
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
         let why = format!("{host}{path} answered {status} {said}").trim_end().to_owned();
         match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => later(why, wait),
@@ -221,10 +244,12 @@ impl Courier for HttpCourier {
 
 /// Whether a path of the rows' making climbs: an event must not choose another API than the one that was meant.
 fn leads_astray(path: &str) -> bool {
-    path.split(['/', '\\']).any(|segment| {
-        let dots = segment.to_ascii_lowercase().replace("%2e", ".");
-        dots == "." || dots == ".."
-    })
+    // A URL is read as if tabs and line breaks were not there.
+    path.contains(char::is_control)
+        || path.split(['/', '\\']).any(|segment| {
+            let dots = segment.to_ascii_lowercase().replace("%2e", ".");
+            dots == "." || dots == ".."
+        })
 }
 
 /// What is the same in every request.
@@ -252,14 +277,17 @@ fn idempotency_key(batch: &[Parcel]) -> String {
         let found = parcel.headers.iter().find(|(name, _)| *name == "id" || *name == "event_id");
         found.and_then(|(_, value)| value.map(<[u8]>::to_vec))
     };
+    // Two tables may give out the same ids.
+    let table = |parcel: &Parcel| parcel.table.as_deref().map(|table| format!("{table}/")).unwrap_or_default();
     if let [parcel] = batch
         && let Some(id) = id(parcel).and_then(|id| String::from_utf8(id).ok())
         && HeaderValue::try_from(id.as_str()).is_ok()
     {
-        return id;
+        return table(parcel) + &id;
     }
     let mut context = digest::Context::new(&digest::SHA256);
     for parcel in batch {
+        context.update(table(parcel).as_bytes());
         let part = id(parcel).or_else(|| parcel.value.as_deref().map(<[u8]>::to_vec)).unwrap_or_default();
         context.update(&(part.len() as u64).to_be_bytes());
         context.update(&part);
@@ -303,7 +331,7 @@ fn told(error: &reqwest::Error) -> String {
 /// Looks whether somebody answers there, without sending a record.
 pub async fn preflight(settings: &HttpSettings) -> Vec<crate::preflight::Finding> {
     let mut report = Report::default();
-    match HttpCourier::new(settings) {
+    match HttpCourier::new(settings, &Arc::default()) {
         Err(SinkFailure::NotReady { what, remedy }) => report.fail("sink", what, remedy),
         Err(failure) => report.fail("sink", failure.to_string(), "correct --sink"),
         Ok(courier) => match courier.client.head(courier.base.clone()).headers(courier.headers.clone()).send().await {
@@ -328,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_path_that_climbs_is_known() {
-        for path in ["..", "/in/../admin", "in/%2e%2E/admin", "a\\..\\b", "./a", "/in/.%2e"] {
+        for path in ["..", "/in/../admin", "in/%2e%2E/admin", "a\\..\\b", "./a", "/in/.%2e", "/in/.\t./admin", "a\nb"] {
             assert!(leads_astray(path), "{path}");
         }
         for path in ["", "/in/order.created", "/in/..a", "/a/b..", "/%2f"] {

@@ -28,6 +28,7 @@ use super::{Enqueued, SinkFailure};
 use crate::ack_window::{AckWindow, Receipt};
 use crate::event::CommitId;
 use crate::route::{Headers, Record};
+use crate::status::PublisherStatus;
 
 /// A record on its way, with what it needs to outlive its chunk.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct Parcel {
     pub headers: Headers,
     pub timestamp_millis: i64,
     pub commit: CommitId,
+    /// The table it came from, where there are several.
+    pub table: Option<Box<str>>,
 }
 
 impl Parcel {
@@ -51,6 +54,7 @@ impl Parcel {
             headers: record.headers.clone(),
             timestamp_millis: record.timestamp_millis,
             commit: record.commit,
+            table: record.table.map(Into::into),
         }
     }
 }
@@ -62,6 +66,8 @@ pub enum Refusal {
     Later { why: String, after: Option<Duration> },
     /// The place does not want these records.
     Refused { why: String },
+    /// Of the first `tried` records all were taken but these, by their places; the rest was not sent.
+    Partly { tried: usize, refused: Vec<usize>, why: String },
     /// Nothing but a person can help.
     Halt(SinkFailure),
 }
@@ -91,12 +97,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
 struct Lane {
-    queue: Mutex<VecDeque<Parcel>>,
+    queue: Mutex<Queue>,
     filled: Notify,
 }
 
+#[derive(Default)]
+struct Queue {
+    parcels: VecDeque<Parcel>,
+    /// Nobody works on it any more.
+    closed: bool,
+}
+
 impl Lane {
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Parcel>> {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,8 +117,7 @@ impl Lane {
 pub struct Lanes {
     lanes: Vec<Arc<Lane>>,
     under_way: Arc<UnderWay>,
-    // Ended when dropped.
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 #[derive(Default)]
@@ -115,8 +127,8 @@ struct UnderWay {
 }
 
 impl UnderWay {
-    fn arrived(&self) {
-        if self.parcels.fetch_sub(1, Ordering::AcqRel) == 1 {
+    fn less(&self, parcels: usize) {
+        if self.parcels.fetch_sub(parcels, Ordering::AcqRel) == parcels {
             self.none.notify_waiters();
         }
     }
@@ -128,6 +140,7 @@ impl Lanes {
         settings: LaneSettings,
         office: &Arc<Office>,
         window: &Arc<AckWindow>,
+        status: &Arc<PublisherStatus>,
     ) -> Self {
         let courier = Arc::new(courier);
         let under_way = Arc::<UnderWay>::default();
@@ -143,10 +156,12 @@ impl Lanes {
                 office: office.clone(),
                 window: window.clone(),
                 under_way: under_way.clone(),
+                status: status.clone(),
+                left: AtomicUsize::new(0),
             };
             tasks.spawn(worker.run());
         }
-        Lanes { lanes, under_way, _tasks: tasks }
+        Lanes { lanes, under_way, tasks }
     }
 
     /// Puts a record into its lane. The window bounds what is in flight, so a lane is never full.
@@ -159,11 +174,20 @@ impl Lanes {
                 (hasher.finish() % self.lanes.len() as u64) as usize
             }
         };
-        self.under_way.parcels.fetch_add(1, Ordering::AcqRel);
         let lane = &self.lanes[lane];
-        lane.queue().push_back(Parcel::of(record, receipt));
-        lane.filled.notify_one();
+        let mut queue = lane.queue();
+        // A lane that has ended has failed the window, and what comes is read again by the next generation.
+        if !queue.closed {
+            self.under_way.parcels.fetch_add(1, Ordering::AcqRel);
+            queue.parcels.push_back(Parcel::of(record, receipt));
+            lane.filled.notify_one();
+        }
         Enqueued::Queued
+    }
+
+    /// Ends the lanes; when it returns, nothing more is sent.
+    pub async fn abandon(mut self) {
+        self.tasks.shutdown().await;
     }
 
     /// Waits for what is under way, until the deadline.
@@ -180,6 +204,18 @@ impl Lanes {
     }
 }
 
+/// What became of a part of a batch.
+enum Sent {
+    All,
+    /// For good, and why.
+    Refused(String),
+    /// See [`Refusal::Partly`].
+    Partly {
+        tried: usize,
+        refused: Vec<usize>,
+    },
+}
+
 struct Worker<C> {
     lane: Arc<Lane>,
     courier: Arc<C>,
@@ -187,6 +223,9 @@ struct Worker<C> {
     office: Arc<Office>,
     window: Arc<AckWindow>,
     under_way: Arc<UnderWay>,
+    status: Arc<PublisherStatus>,
+    /// Of the batch under way, what has not arrived.
+    left: AtomicUsize,
 }
 
 impl<C: Courier> Worker<C> {
@@ -197,9 +236,14 @@ impl<C: Courier> Worker<C> {
                 self.lane.filled.notified().await;
                 continue;
             }
+            self.left.store(batch.len(), Ordering::Relaxed);
             if let Err(failure) = self.deliver(&batch).await {
                 // What is left is read again by the next generation.
                 self.window.fail(failure);
+                let mut queue = self.lane.queue();
+                queue.closed = true;
+                self.under_way.less(self.left.load(Ordering::Relaxed) + queue.parcels.len());
+                queue.parcels.clear();
                 return;
             }
         }
@@ -207,7 +251,7 @@ impl<C: Courier> Worker<C> {
 
     /// What waits at the head of the lane, as far as it may go together.
     fn gather(&self) -> Vec<Parcel> {
-        let mut queue = self.lane.queue();
+        let queue = &mut self.lane.queue().parcels;
         let mut count = usize::from(!queue.is_empty());
         while count < queue.len().min(self.settings.batch) && self.courier.together(&queue[count - 1], &queue[count]) {
             count += 1;
@@ -221,34 +265,57 @@ impl<C: Courier> Worker<C> {
         while let Some(range) = left.pop() {
             let part = &batch[range.clone()];
             match self.send(part).await? {
-                None => self.arrived(part),
-                Some(why) if part.len() == 1 => self.park(&part[0], &why).await?,
-                Some(_) => {
+                Sent::All => self.arrived(part),
+                Sent::Refused(why) if part.len() == 1 => self.park(&part[0], &why).await?,
+                Sent::Refused(_) => {
                     let middle = range.start + range.len() / 2;
                     left.push(middle..range.end);
                     left.push(range.start..middle);
+                }
+                Sent::Partly { tried, refused } => {
+                    let tried = tried.min(part.len());
+                    for (at, parcel) in part[..tried].iter().enumerate() {
+                        if !refused.contains(&at) {
+                            self.arrived(std::slice::from_ref(parcel));
+                        }
+                    }
+                    if tried < part.len() {
+                        left.push(range.start + tried..range.end);
+                    }
+                    for at in refused.into_iter().rev() {
+                        left.push(range.start + at..range.start + at + 1);
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// Sends until it is taken or refused for good; says why it was refused.
-    async fn send(&self, part: &[Parcel]) -> Result<Option<String>, SinkFailure> {
+    /// Sends until it is taken or refused for good.
+    async fn send(&self, part: &[Parcel]) -> Result<Sent, SinkFailure> {
         let (mut tries, mut pause) = (0, FIRST_PAUSE);
         loop {
-            match self.courier.send(part).await {
-                Ok(()) => return Ok(None),
-                Err(Refusal::Halt(failure)) => return Err(failure),
-                Err(Refusal::Later { why, after }) => {
+            let refusal = match self.courier.send(part).await {
+                Ok(()) => return Ok(Sent::All),
+                Err(Refusal::Partly { why, .. }) if part.len() == 1 => Refusal::Refused { why },
+                Err(refusal) => refusal,
+            };
+            match refusal {
+                Refusal::Halt(failure) => return Err(failure),
+                Refusal::Partly { tried, refused, why } => {
+                    tracing::info!(records = part.len(), refused = refused.len(), "sent in part: {why}");
+                    return Ok(Sent::Partly { tried, refused });
+                }
+                Refusal::Later { why, after } => {
                     tracing::warn!(records = part.len(), "to be sent again: {why}");
-                    tokio::time::sleep(after.unwrap_or(pause)).await;
+                    self.status.sink_is_away(&why);
+                    tokio::time::sleep(after.unwrap_or_default().max(pause)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 // One of several is to blame, and patience does not tell which.
-                Err(Refusal::Refused { why }) if part.len() > 1 => return Ok(Some(why)),
-                Err(Refusal::Refused { why }) if tries >= self.settings.retries => return Ok(Some(why)),
-                Err(Refusal::Refused { why }) => {
+                Refusal::Refused { why } if part.len() > 1 => return Ok(Sent::Refused(why)),
+                Refusal::Refused { why } if tries >= self.settings.retries => return Ok(Sent::Refused(why)),
+                Refusal::Refused { why } => {
                     tracing::info!(tries = tries + 1, "a record was refused and is tried again: {why}");
                     let backoff = self.settings.backoff.saturating_mul(2_u32.saturating_pow(tries));
                     tokio::time::sleep(backoff.min(LONGEST_BACKOFF)).await;
@@ -259,16 +326,19 @@ impl<C: Courier> Worker<C> {
     }
 
     fn arrived(&self, part: &[Parcel]) {
+        self.status.sink_is_back();
         for parcel in part {
             self.window.resolve(parcel.receipt);
-            self.under_way.arrived();
         }
+        self.left.fetch_sub(part.len(), Ordering::Relaxed);
+        self.under_way.less(part.len());
     }
 
     async fn park(&self, parcel: &Parcel, why: &str) -> Result<(), SinkFailure> {
         self.office.take_refused(parcel, why).await?;
         self.window.resolve(parcel.receipt);
-        self.under_way.arrived();
+        self.left.fetch_sub(1, Ordering::Relaxed);
+        self.under_way.less(1);
         Ok(())
     }
 }

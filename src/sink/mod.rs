@@ -6,22 +6,24 @@ mod json;
 pub mod kafka;
 pub mod lanes;
 mod office;
+mod rabbitmq;
 mod statistics;
 mod stdout;
 
 use std::sync::Arc;
 
-use prometheus_client::metrics::counter::Counter;
 use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
-use crate::config::{Brokers, PublisherSettings, SinkSettings};
+use crate::config::{Brokers, DeadLetter, PublisherSettings, SinkSettings};
 use crate::preflight::Finding;
 use crate::route::{Plan, Record};
-use http::HttpCourier;
+use crate::status::PublisherStatus;
+use http::{HttpCourier, HttpMemory};
 use lanes::{Lanes, Parcel};
 use office::Office;
+use rabbitmq::{Link, RabbitCourier, RabbitMemory};
 
 /// Trouble on the broker's side that is not about one record.
 #[derive(Clone, Debug, Error)]
@@ -58,18 +60,21 @@ pub enum Enqueued {
 #[derive(Default)]
 pub struct Memory {
     kafka: Arc<kafka::KafkaMemory>,
+    http: Arc<HttpMemory>,
+    rabbit: Arc<RabbitMemory>,
 }
 
-/// What dead letters say of where they come from, and where they are counted.
-pub struct Letters<'a> {
+/// Whose sink it is.
+pub struct Owner<'a> {
     pub pipeline: &'a str,
-    pub counter: &'a Counter,
+    pub status: &'a Arc<PublisherStatus>,
 }
 
 /// Enum dispatch over the few sinks there are.
 enum Kind {
     Kafka(Box<kafka::KafkaSink>),
     Lanes(Lanes),
+    RabbitMq(Arc<Link>, Lanes),
     Stdout(stdout::StdoutSink),
     Statistics(statistics::StatisticsSink),
 }
@@ -87,17 +92,25 @@ impl Sink {
         settings: &PublisherSettings,
         memory: &Memory,
         window: &Arc<AckWindow>,
-        letters: &Letters<'_>,
+        owner: &Owner<'_>,
     ) -> Result<Self, SinkFailure> {
         let office = Arc::new(match settings.sink {
             SinkSettings::Kafka => Office::closed(),
-            _ => Office::open(settings, letters)?,
+            _ => Office::open(settings, owner)?,
         });
         let kind = match &settings.sink {
             SinkSettings::Kafka => {
                 Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window)?))
             }
-            SinkSettings::Http(http) => Kind::Lanes(Lanes::start(HttpCourier::new(http)?, http.lanes, &office, window)),
+            SinkSettings::Http(http) => {
+                let courier = HttpCourier::new(http, &memory.http)?;
+                Kind::Lanes(Lanes::start(courier, http.lanes, &office, window, owner.status))
+            }
+            SinkSettings::RabbitMq(rabbit) => {
+                let link = Arc::new(Link::new(rabbit, &memory.rabbit));
+                let courier = RabbitCourier::new(rabbit, &link, &memory.rabbit);
+                Kind::RabbitMq(link, Lanes::start(courier, rabbit.lanes, &office, window, owner.status))
+            }
             SinkSettings::Stdout => Kind::Stdout(stdout::StdoutSink::create(window)?),
             SinkSettings::Statistics => Kind::Statistics(statistics::StatisticsSink::create(window)),
         };
@@ -108,8 +121,12 @@ impl Sink {
     pub async fn ready(&mut self, topics: &[&str]) -> Result<(), SinkFailure> {
         match &mut self.kind {
             Kind::Kafka(sink) => sink.ready(topics).await,
+            Kind::RabbitMq(link, _) => {
+                self.office.ready().await?;
+                link.ready().await
+            }
             // Whether they take anything is known with the first record.
-            Kind::Lanes(_) | Kind::Stdout(_) | Kind::Statistics(_) => Ok(()),
+            Kind::Lanes(_) | Kind::Stdout(_) | Kind::Statistics(_) => self.office.ready().await,
         }
     }
 
@@ -117,7 +134,7 @@ impl Sink {
     pub fn enqueue(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
         match &mut self.kind {
             Kind::Kafka(sink) => sink.enqueue(record, receipt),
-            Kind::Lanes(lanes) => Ok(lanes.enqueue(record, receipt)),
+            Kind::Lanes(lanes) | Kind::RabbitMq(_, lanes) => Ok(lanes.enqueue(record, receipt)),
             Kind::Stdout(sink) => Ok(sink.enqueue(record, receipt)),
             Kind::Statistics(sink) => {
                 sink.enqueue(record, receipt);
@@ -163,7 +180,7 @@ impl Sink {
     pub async fn drain(&mut self, deadline: Instant) {
         match &mut self.kind {
             Kind::Kafka(sink) => sink.drain(deadline).await,
-            Kind::Lanes(lanes) => lanes.drain(deadline).await,
+            Kind::Lanes(lanes) | Kind::RabbitMq(_, lanes) => lanes.drain(deadline).await,
             Kind::Stdout(sink) => sink.drain(deadline).await,
             Kind::Statistics(_) => {}
         }
@@ -174,19 +191,30 @@ impl Sink {
         match self.kind {
             Kind::Kafka(sink) => sink.abandon().await,
             Kind::Stdout(sink) => sink.abandon().await,
-            // Dropped, which ends them.
-            Kind::Lanes(_) | Kind::Statistics(_) => {}
+            Kind::Lanes(lanes) | Kind::RabbitMq(_, lanes) => lanes.abandon().await,
+            Kind::Statistics(_) => {}
         }
     }
 }
 
 /// Looks at everything that a run needs of the sink, and changes nothing.
 pub async fn preflight(settings: &PublisherSettings, plan: &Plan) -> Vec<Finding> {
-    match (&settings.sink, &settings.kafka.brokers) {
-        (SinkSettings::Kafka, Brokers::Servers(_)) => {
-            kafka::preflight::preflight(&settings.kafka, plan.fixed_topic(), &settings.dead_letter).await
+    let kafka = &settings.kafka;
+    let mut findings = match &settings.sink {
+        SinkSettings::Kafka => {
+            return match kafka.brokers {
+                Brokers::Servers(_) => {
+                    kafka::preflight::preflight(kafka, plan.fixed_topic(), &settings.dead_letter).await
+                }
+                Brokers::None | Brokers::Embedded => Vec::new(),
+            };
         }
-        (SinkSettings::Http(http), _) => http::preflight(http).await,
-        _ => Vec::new(),
+        SinkSettings::Http(http) => http::preflight(http).await,
+        SinkSettings::RabbitMq(rabbit) => rabbitmq::preflight(rabbit).await,
+        SinkSettings::Stdout | SinkSettings::Statistics => Vec::new(),
+    };
+    if let (DeadLetter::Topic(topic), Brokers::Servers(_)) = (&settings.dead_letter, &kafka.brokers) {
+        findings.extend(kafka::preflight::preflight(kafka, Some(topic), &DeadLetter::None).await);
     }
+    findings
 }

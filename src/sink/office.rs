@@ -1,6 +1,7 @@
 //! The dead-letter office of sinks that are not Kafka: what they cannot deliver goes to a Kafka topic, or ends the
 //! pipeline. (Kafka's own dead letters go through its producer, in their turn.)
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -9,11 +10,15 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use super::lanes::Parcel;
-use super::{Letters, SinkFailure, kafka};
-use crate::config::{DeadLetter, PublisherSettings};
+use super::{Owner, SinkFailure, kafka};
+use crate::ack_window::{AckWindow, Bells, Limits};
+use crate::config::{DeadLetter, KafkaSettings, PublisherSettings};
 
 /// How long librdkafka tries before we look again.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 pub struct Office {
     pipeline: String,
@@ -23,7 +28,7 @@ pub struct Office {
 
 enum Place {
     Nowhere,
-    Topic { name: String, producer: FutureProducer },
+    Topic { name: String, producer: FutureProducer, settings: Box<KafkaSettings> },
 }
 
 impl Office {
@@ -32,7 +37,7 @@ impl Office {
         Office { pipeline: String::new(), place: Place::Nowhere, taken: Counter::default() }
     }
 
-    pub fn open(settings: &PublisherSettings, letters: &Letters<'_>) -> Result<Self, SinkFailure> {
+    pub fn open(settings: &PublisherSettings, owner: &Owner<'_>) -> Result<Self, SinkFailure> {
         let place = match &settings.dead_letter {
             DeadLetter::None => Place::Nowhere,
             DeadLetter::Topic(name) => {
@@ -43,10 +48,32 @@ impl Office {
                     what: format!("no Kafka client for dead letters: {error}"),
                     remedy: "correct the --kafka option it names".to_owned(),
                 })?;
-                Place::Topic { name: name.clone(), producer }
+                Place::Topic { name: name.clone(), producer, settings: Box::new(settings.kafka.clone()) }
             }
         };
-        Ok(Office { pipeline: letters.pipeline.to_owned(), place, taken: letters.counter.clone() })
+        let taken = owner.status.metrics.dead_letters.clone();
+        Ok(Office { pipeline: owner.pipeline.to_owned(), place, taken })
+    }
+
+    /// Makes sure of the topic, so that a missing one is known before the first letter. A broker that is away is not
+    /// waited for: most events need no letter.
+    pub async fn ready(&self) -> Result<(), SinkFailure> {
+        let Place::Topic { name, settings, .. } = &self.place else { return Ok(()) };
+        let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
+        let mut sink = kafka::KafkaSink::create(settings, &Arc::default(), &window)?;
+        let topics = [name.as_str()];
+        let ready = tokio::select! {
+            ready = sink.ready(&topics) => ready,
+            failure = window.failed() => Err(failure),
+        };
+        sink.abandon().await;
+        match ready {
+            Err(SinkFailure::Transient { what }) => {
+                tracing::warn!(topic = name, "the dead-letter topic cannot be looked at: {what}");
+                Ok(())
+            }
+            ready => ready,
+        }
     }
 
     /// Takes a record that the sink refused.
@@ -72,7 +99,7 @@ impl Office {
 
     /// Takes a letter as it is.
     pub async fn take(&self, letter: &Parcel) -> Result<(), SinkFailure> {
-        let Place::Topic { name, producer } = &self.place else {
+        let Place::Topic { name, producer, .. } = &self.place else {
             return Err(SinkFailure::Undeliverable {
                 what: "an event cannot be delivered, and there is no dead-letter place".to_owned(),
                 remedy: "set --dead-letter topic:NAME and --brokers".to_owned(),
@@ -83,6 +110,7 @@ impl Office {
             headers = headers.insert(Header { key, value });
         }
         let (key, value) = (letter.key.as_deref(), letter.value.as_deref());
+        let mut pause = FIRST_PAUSE;
         loop {
             let mut record: FutureRecord<'_, [u8], [u8]> =
                 FutureRecord::to(name).headers(headers.clone()).timestamp(letter.timestamp_millis);
@@ -106,7 +134,15 @@ impl Office {
                         remedy: format!("make the dead-letter topic `{name}` writable, and large enough"),
                     });
                 }
-                _ => tracing::warn!(topic = name, "a dead letter could not be written yet: {error}"),
+                // This producer will never write again.
+                Some(Code::Fatal | Code::ClusterAuthorizationFailed) => {
+                    return Err(SinkFailure::Restart { what: format!("no dead letter can be written: {error}") });
+                }
+                _ => {
+                    tracing::warn!(topic = name, "a dead letter could not be written yet: {error}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
             }
         }
     }

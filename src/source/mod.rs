@@ -116,6 +116,8 @@ pub struct Opened {
     pub start: Position,
     /// Everything committed before the process started ends at or before this position.
     pub caught_up_at: Position,
+    /// The end of the server's log a moment ago: a position beyond it was never here.
+    pub reaches: Position,
     /// The history that positions are of: one noted in another says nothing here.
     pub lineage: String,
     /// No position was stored, so that none that was noted is of this life.
@@ -165,9 +167,7 @@ pub async fn open(
 /// Looks at everything that a run needs of the source, and changes nothing.
 pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     match &settings.source {
-        SourceSettings::Postgres(source) => {
-            postgres::preflight::preflight(source, &settings.name, projection, settings.no_standby).await
-        }
+        SourceSettings::Postgres(source) => postgres::preflight::preflight(source, settings, projection).await,
         SourceSettings::MySql(source) => {
             mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
         }

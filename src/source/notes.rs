@@ -65,8 +65,16 @@ impl NoteBook {
         let key = self.key();
         let json = match &mut self.place {
             Place::Postgres(session) => {
-                if !table_exists(session).await? {
-                    return Ok(None);
+                match lacking(session).await? {
+                    None => return Ok(None),
+                    Some(lacking) if lacking.contains("SELECT") => {
+                        tracing::warn!(
+                            pipeline = self.pipeline,
+                            "outboxd_publishers cannot be read, so that nobody can be paused: GRANT SELECT, INSERT, UPDATE on it"
+                        );
+                        return Ok(None);
+                    }
+                    Some(_) => {}
                 }
                 let select = "SELECT document::text FROM outboxd_publishers WHERE pipeline = $1";
                 let row = session.query_opt(select, &[&self.pipeline]).await;
@@ -88,8 +96,15 @@ impl NoteBook {
     /// Makes the place, where it is not there and may be made.
     pub async fn prepare(&mut self) -> Result<(), SourceFailure> {
         let Place::Postgres(session) = &mut self.place else { return Ok(()) };
-        if table_exists(session).await? {
-            return Ok(());
+        match lacking(session).await? {
+            Some(lacking) if lacking.is_empty() => return Ok(()),
+            Some(lacking) => {
+                return Err(SourceFailure::NotReady {
+                    what: format!("the role lacks {lacking} on outboxd_publishers"),
+                    remedy: "GRANT SELECT, INSERT, UPDATE ON outboxd_publishers to outboxd's role".to_owned(),
+                });
+            }
+            None => {}
         }
         if self.no_create {
             return Err(SourceFailure::NotReady {
@@ -147,6 +162,19 @@ pub async fn table_exists(session: &postgres::sql::SqlSession) -> Result<bool, S
     found
         .map(|row| row.get(0))
         .map_err(|error| postgres::server_error::classify_sql(&error, "looking for outboxd_publishers"))
+}
+
+/// What the role may not do with the table; `None` when there is none.
+pub async fn lacking(session: &postgres::sql::SqlSession) -> Result<Option<String>, SourceFailure> {
+    if !table_exists(session).await? {
+        return Ok(None);
+    }
+    let asked = "SELECT coalesce(string_agg(privilege, ', ' ORDER BY nr), '') FROM
+             (VALUES (1, 'SELECT'), (2, 'INSERT'), (3, 'UPDATE')) AS needed (nr, privilege)
+         WHERE NOT has_table_privilege('outboxd_publishers', privilege)";
+    let row = session.query_one(asked, &[]).await;
+    let row = row.map_err(|error| postgres::server_error::classify_sql(&error, "looking at outboxd_publishers"))?;
+    Ok(Some(row.get(0)))
 }
 
 fn unnoted(error: &::mongodb::error::Error) -> SourceFailure {

@@ -475,3 +475,147 @@ async fn whoever_may_not_cannot_pause_and_who_is_not_there_is_said() {
     assert_eq!(relay.status().await["state"], "paused");
     relay.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_tells_what_publishers_need_and_init_makes_it() {
+    let database = outbox().await;
+    let server = taking().await;
+    let lines = "no-create = true\n".to_owned() + &http("one", &server, "") + &http("other", &server, "");
+    let shop = Shop::new(&database, &lines);
+    let checked = outboxd(&["check", "--config", shop.path()]).await;
+    assert!(checked.code == 3 && checked.stdout.contains("outboxd_publishers does not exist"), "{}", checked.stdout);
+    let mut refused = shop.spawn();
+    refused.exits_with(3).await;
+    let made = outboxd(&["init", "--config", shop.path()]).await;
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let checked = outboxd(&["check", "--config", shop.path()]).await;
+    assert!(checked.code == 0 && checked.stdout.contains("outboxd_publishers can be read"), "{}", checked.stdout);
+    assert!(checked.stdout.contains("other: "), "each publisher's sink is looked at: {}", checked.stdout);
+    shop.run(&database).await.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_publisher_is_exit_2_with_its_name() {
+    let database = outbox().await;
+    let lines = "[pipeline.shop.publisher.a]\nsink = \"http://127.0.0.1:1\"\nonly-version = \">=x\"\n";
+    let ended = outboxd(&["run", "--config", Shop::new(&database, lines).path(), "--admin", "off"]).await;
+    assert!(ended.code == 2 && ended.stderr.contains("publisher `a`"), "{}: {}", ended.code, ended.stderr);
+    let lines = "[pipeline.shop.publisher.a]\nsink = \"http://127.0.0.1:1\"\nslot = \"mine\"\ntabel = \"x\"\n";
+    let ended = outboxd(&["run", "--config", Shop::new(&database, lines).path(), "--admin", "off"]).await;
+    assert!(ended.code == 2 && ended.stderr.contains("did you mean `table`"), "{}: {}", ended.code, ended.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_failed_publisher_is_kept_when_another_is_let_go() {
+    let database = outbox().await;
+    let (refusing, resting) = (HttpServer::start(|_| Answer::Status(400)).await, taking().await);
+    let lines = http("refused", &refusing, "max-retries = 0") + &http("resting", &resting, "max-retained = \"4MiB\"");
+    let shop = Shop::new(&database, &lines);
+    let mut relay = shop.run(&database).await;
+    order(&relay, "pause", "shop/resting").await;
+    add(&database, 0, 5).await;
+    until_publisher(&relay, "refused", "has failed", |one| one["state"] == "failed").await;
+    write_log(&database, 8).await;
+    // Nobody is left; the highest code is that of the event that cannot be delivered.
+    relay.exits_with(6).await;
+    assert!(relay.log().contains("was let go"), "{}", relay.log());
+    assert_eq!(database.slots().await, 1, "what was refused is still there to be delivered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn until_caught_up_leaves_out_who_is_paused_and_ends_with_the_code_of_who_has_failed() {
+    let database = outbox().await;
+    let (refusing, resting, fine) = (HttpServer::start(|_| Answer::Status(400)).await, taking().await, taking().await);
+    let both = http("fine", &fine, "") + &http("resting", &resting, "");
+    let shop = Shop::new(&database, &both);
+    let relay = shop.run(&database).await;
+    order(&relay, "pause", "shop/resting").await;
+    relay.stop().await;
+    add(&database, 0, 5).await;
+    let mut caught_up = Relay::spawn(&["run", "--config", shop.path(), "--until-caught-up"]);
+    let usage = caught_up.exit(PATIENCE).await;
+    assert_eq!(usage.code(), Some(2), "with several publishers a flag cannot mean one of them");
+    let shop = Shop::new(&database, &format!("until-caught-up = true\n{both}"));
+    shop.spawn().exits_with(0).await;
+    assert_eq!((taken(&fine), taken(&resting)), ((0..5).collect(), Vec::new()));
+    let shop = Shop::new(
+        &database,
+        &format!("until-caught-up = true\n{both}{}", http("refused", &refusing, "max-retries = 0")),
+    );
+    add(&database, 5, 6).await;
+    shop.spawn().exits_with(6).await;
+    assert_eq!(taken(&fine), (0..6).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_the_broker_of_its_dead_letters_can_be_paused_and_the_others_go_on() {
+    let database = outbox().await;
+    let (stuck, fine) = (taking().await, taking().await);
+    let mut kafka = crate::support::PrivateKafka::start(1).await;
+    let dead = Topic::create_at(&kafka.brokers(), 1, &[]).await;
+    let parking = format!(
+        "brokers = {:?}\ndead-letter = \"topic:{}\"\nhttp-route = {{ \"order.placed\" = \"/orders\" }}",
+        dead.brokers, dead.name
+    );
+    let shop = Shop::new(&database, &(http("stuck", &stuck, &parking) + &http("fine", &fine, "")));
+    let relay = shop.run(&database).await;
+    kafka.kill(1);
+    database
+        .execute("INSERT INTO outbox (partition_key, event_type, payload) VALUES ('a', 'unknown', '{\"n\": 100}')")
+        .await;
+    add(&database, 0, 5).await;
+    until_publisher(&relay, "stuck", "holds the others back", |one| one["holds_back"] == true).await;
+    order(&relay, "pause", "shop/stuck").await;
+    until_taken(&fine, 0..5).await;
+    kafka.restart(1).await;
+    order(&relay, "resume", "shop/stuck").await;
+    until_taken(&stuck, 0..5).await;
+    assert_eq!(dead.reader().take(1).await[0].value.as_deref(), Some("{\"n\": 100}"));
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_the_server_ends_keep_nobody_paused() {
+    let database = outbox().await;
+    let (one, other) = (taking().await, taking().await);
+    let shop = Shop::new(&database, &(http("one", &one, "") + &http("other", &other, "")));
+    let mut relay = shop.run(&database).await;
+    order(&relay, "pause", "shop").await;
+    add(&database, 0, 5).await;
+    let ended = database
+        .number(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+             WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+        )
+        .await;
+    assert!(ended >= 2, "{ended} sessions");
+    let admin = relay.admin().await;
+    eventually(PATIENCE, "it is resumed", async || {
+        (outboxd(&["resume", "shop", "--admin", &admin]).await.code == 0).then_some(())
+    })
+    .await;
+    until_taken(&one, 0..5).await;
+    until_taken(&other, 0..5).await;
+    relay.until_state("streaming").await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_that_is_away_is_told_in_status_and_readyz() {
+    let database = outbox().await;
+    let open = Arc::new(AtomicBool::new(false));
+    let says = open.clone();
+    let server = HttpServer::start(move |_| Answer::Status(if says.load(Ordering::Relaxed) { 200 } else { 503 })).await;
+    let shop = Shop::new(&database, &format!("sink = {:?}", server.url()));
+    let relay = shop.run(&database).await;
+    add(&database, 0, 5).await;
+    let told = async || (relay.status().await["last_error"].as_str()?.contains("503")).then_some(());
+    eventually(PATIENCE, "the trouble is told", told).await;
+    assert!(relay.get("/readyz").await.contains("503"));
+    open.store(true, Ordering::Relaxed);
+    until_taken(&server, 0..5).await;
+    let well = async || (relay.get("/readyz").await == "ok\n").then_some(());
+    eventually(PATIENCE, "it is well again", well).await;
+    assert_eq!(relay.status().await["last_error"], Value::Null);
+    relay.stop().await;
+}

@@ -240,6 +240,7 @@ pub async fn open(
         }),
         start: Position::Mongo(Box::new(reported)),
         caught_up_at: Position::Mongo(Box::new(caught_up_at)),
+        reaches: Position::Mongo(Box::new(StreamPosition::end_of(server.now))),
         lineage,
         // Another document has another mark, and with it another lineage.
         begun: false,

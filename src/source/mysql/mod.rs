@@ -160,6 +160,7 @@ pub async fn open(
     let reach = server.reach(&mut session).await?;
     memory.remembered().caught_up_at.get_or_insert_with(|| reach.end.clone());
 
+    let reaches = reach.end.clone();
     let known = match &stored {
         Some(stored) => Some(known_position(pipeline, stored, &server, &reach, memory)?),
         None => None,
@@ -257,6 +258,7 @@ pub async fn open(
         }),
         start: Position::Binlog(Box::new(reported)),
         caught_up_at: Position::Binlog(Box::new(caught_up_at)),
+        reaches: Position::Binlog(Box::new(reaches)),
         lineage,
         begun,
         alarm,

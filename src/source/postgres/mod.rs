@@ -245,6 +245,7 @@ pub async fn open(
         confirmer: source::Confirmer::Postgres(confirmer),
         start: Position::Postgres(progress_start),
         caught_up_at,
+        reaches: Position::Postgres(target.max(start)),
         lineage: format!("{}/{}", server.system_identifier, server.timeline),
         begun: stored.is_none(),
         alarm,

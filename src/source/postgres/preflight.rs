@@ -11,34 +11,30 @@ use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, quote};
 use super::walsender::{SystemIdentity, WalsenderConnection};
 use super::{judge, setup};
-use crate::config::{PostgresSettings, Snapshot};
+use crate::config::{PipelineSettings, PostgresSettings, Snapshot};
 use crate::event::Projection;
 use crate::preflight::{Finding, Report};
-use crate::source::SourceFailure;
+
+use crate::source::{SourceFailure, notes};
 
 /// A slot that keeps more of the log than this is worth a warning.
 const MUCH_RETAINED: u64 = 1 << 30;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(
-    settings: &PostgresSettings,
-    pipeline: &str,
-    projection: &Projection,
-    no_standby: bool,
-) -> Vec<Finding> {
+pub async fn preflight(settings: &PostgresSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     let mut report = Report::default();
     // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, projection, no_standby).await;
+    let _ = look(&mut report, settings, of, projection).await;
     report.into_findings()
 }
 
 async fn look(
     report: &mut Report,
     settings: &PostgresSettings,
-    pipeline: &str,
+    of: &PipelineSettings,
     projection: &Projection,
-    no_standby: bool,
 ) -> Option<()> {
+    let (pipeline, no_standby) = (of.name.as_str(), of.no_standby);
     let info = report.told("connection", super::conninfo(settings))?;
     let session = Arc::new(report.told("connection", sql::connect(&info).await)?);
     let info = info.pinned_to(session.host());
@@ -58,6 +54,9 @@ async fn look(
         slot_findings(report, settings, state.as_ref(), &info, &facts, no_standby);
     }
     let stored = checkpoint_findings(report, settings, pipeline, &session, &facts).await;
+    if !of.is_lone() {
+        publishers_findings(report, settings, &session, &facts).await;
+    }
     if let (Some(state), Some(stored), Some(server)) = (&state, &stored, &server) {
         match judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), server) {
             Some(failure) => report.refused("position", failure),
@@ -339,6 +338,35 @@ async fn checkpoint_findings(
         report.ok(CHECK, "outboxd_checkpoint can be read and written");
     }
     Some(stored)
+}
+
+/// The notes on the publishers, where there are several.
+async fn publishers_findings(
+    report: &mut Report,
+    settings: &PostgresSettings,
+    session: &SqlSession,
+    facts: &Facts,
+) -> Option<()> {
+    const CHECK: &str = "publishers";
+    const MAKE: &str = "run `outboxd init` once as a role that may create tables, or sql/postgres/publishers.sql";
+    let role = &facts.role;
+    match report.told(CHECK, notes::lacking(session).await)? {
+        Some(lacking) if lacking.is_empty() => report.ok(CHECK, "outboxd_publishers can be read and written"),
+        Some(lacking) => report.fail(
+            CHECK,
+            format!("{role} lacks {lacking} on outboxd_publishers"),
+            format!("GRANT SELECT, INSERT, UPDATE ON outboxd_publishers TO {role}"),
+        ),
+        None if settings.no_create || !facts.creates_in_schema => {
+            report.fail(
+                CHECK,
+                format!("outboxd_publishers does not exist and {role} may not, or shall not, create it"),
+                MAKE,
+            );
+        }
+        None => report.ok(CHECK, "outboxd_publishers does not exist yet; a run creates it"),
+    }
+    Some(())
 }
 
 fn position(report: &mut Report, stored: Option<&Checkpoint>, state: Option<&SlotState>) {

@@ -174,9 +174,7 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
         plan.add(!missing.contains(table), create_table(wanted, table, version));
     }
     plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
-    if !wanted.of.is_lone() {
-        plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
-    }
+    plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
     plan.add(found.is_some(), create_publication(wanted));
     if publication.is_some_and(|publication| !publication.all_tables) {
         // The tables that were missing a moment ago cannot be in it.
@@ -199,9 +197,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
         steps.push(create_table(wanted, table, NEWEST_VERSION));
     }
     steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
-    if !wanted.of.is_lone() {
-        steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
-    }
+    steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
     steps.push(create_publication(wanted));
     steps.push(create_slot(wanted, NEWEST_VERSION));
     steps.push(store_row(wanted));
