@@ -48,7 +48,7 @@ class Stage:
         self.folder = Path()
         self._started: list[tuple[Server, Process]] = []
         self.outboxd = Path()
-        self._measure = Path()
+        self.instruments = Path()
 
     def __enter__(self) -> "Stage":
         # PostgreSQL runs as another user and must be able to reach it.
@@ -77,7 +77,7 @@ class Stage:
             text=True,
         )
         release = Path(json.loads(told.stdout)["target_directory"]) / "release"
-        self._measure = release / "examples" / "measure"
+        self.instruments = release / "examples" / "measure"
         # A copy: someone may build while we measure.
         self.outboxd = Path(shutil.copy2(release / "outboxd", self.folder / "outboxd"))
 
@@ -120,7 +120,7 @@ class Stage:
 
     def measure(self, instrument: str, *arguments: object):
         """Runs an instrument and returns what it printed."""
-        return self.told(self._measure, instrument, *arguments)
+        return self.told(self.instruments, instrument, *arguments)
 
     def told(self, *words: object):
         """Runs a program that prints JSON, and returns that."""

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -71,11 +71,7 @@ pub struct Relay {
 
 impl Relay {
     pub fn start(&self) -> anyhow::Result<Running> {
-        let (program, arguments) = self.command.split_first().context("no command to start")?;
-        let log = File::create(&self.log).with_context(|| self.log.display().to_string())?;
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        Ok(Running(command.spawn().with_context(|| program.clone())?))
+        Running::start(&self.command, &self.log)
     }
 }
 
@@ -83,6 +79,14 @@ impl Relay {
 pub struct Running(Child);
 
 impl Running {
+    pub fn start(command: &[String], log: &Path) -> anyhow::Result<Self> {
+        let (program, arguments) = command.split_first().context("no command to start")?;
+        let log = File::create(log).with_context(|| log.display().to_string())?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(Running(command.spawn().with_context(|| program.clone())?))
+    }
+
     pub fn pid(&self) -> u32 {
         self.0.id()
     }

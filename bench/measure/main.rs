@@ -9,6 +9,8 @@
 //!   changes    read a change stream and discard it
 //!   backlog    start a relay over a backlog and time it by the topic's high watermarks
 //!   latency    commit rows at a steady rate and time each until a consumer has it
+//!   receive    start a sender to HTTP or RabbitMQ and time what arrives
+//!   send       the bare client of either
 //! ```
 //!
 //! Each prints one JSON object and knows nothing of targets, repetitions or servers' lives: `bench/run` does.
@@ -20,6 +22,8 @@ mod database;
 mod drain;
 mod latency;
 mod process;
+mod receive;
+mod send;
 mod topic;
 
 use std::process::ExitCode;
@@ -55,6 +59,10 @@ enum Instrument {
     Backlog(backlog::Options),
     /// Time single rows from commit to consumer.
     Latency(latency::Options),
+    /// Start a sender to HTTP or RabbitMQ and time what arrives.
+    Receive(receive::Options),
+    /// Send to HTTP or RabbitMQ, and nothing else.
+    Send(send::Options),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +74,8 @@ fn main() -> ExitCode {
         Instrument::Changes(options) => block_on(change_stream::drain(&options)),
         Instrument::Backlog(options) => block_on(backlog::run(&options)),
         Instrument::Latency(options) => latency::run(&options),
+        Instrument::Receive(options) => block_on_all(receive::run(&options)),
+        Instrument::Send(options) => block_on_all(send::run(&options)),
     };
     match result {
         Ok(measured) => {
@@ -81,6 +91,12 @@ fn main() -> ExitCode {
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+/// With every core, as the program that it is compared with.
+fn block_on_all<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }
 
 async fn connect(source: &str) -> anyhow::Result<SqlSession> {

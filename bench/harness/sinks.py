@@ -1,0 +1,145 @@
+"""PostgreSQL's log to HTTP, to RabbitMQ, and to several publishers at once.
+
+One backlog is loaded and is drained by turns
+
+    by outboxd to an HTTP server              batches of 100, 10 lanes
+    by outboxd to RabbitMQ                    with confirms
+    by outboxd to 1, 2, 5 and 20 publishers   each a topic of its own in Kafka
+
+each time from the same position. Beside each of the first two a bare client of the same library sends the same bodies to
+the same server in the same batches and lanes: what sending costs at the least. The receiver takes every event apart and
+counts what is missing and what is out of order.
+"""
+
+import argparse
+import json
+
+from servers.rabbitmq import Rabbitmq
+
+from . import postgres
+from .load import PARTITIONS
+from .postgres import PUBLICATION, SLOT, PostgresLoad
+from .report import Report, Row
+from .stage import BenchKafka, BenchPostgres, Stage, say
+
+SUMMARY = "a backlog to HTTP, to RabbitMQ, and to many publishers"
+FANS = (1, 2, 5, 20)
+LANES = 10
+BATCH = {"http": 100, "rabbitmq": 500}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    postgres.add_options(parser)
+    parser.set_defaults(rows=200_000, rate=0)
+
+
+def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
+    stage.build()
+    brokers, broker = stage.start(BenchKafka())
+    rabbitmq, _ = stage.start(Rabbitmq())
+    address, _ = stage.start(BenchPostgres())
+    bench = SinksLoad(stage, report, options, brokers, broker.pid)
+    bench.source = f"{address}?sslmode=disable"
+    version = bench.sql("SHOW server_version")[0][0]
+    bench.tell_setting("PostgreSQL " + version, postgres={"fsync": "off", **BenchPostgres.settings})
+    bench.load()
+    bench.warm_broker()
+    turns = [bench.turn(turn, rabbitmq) for turn in range(1, options.runs + 1)]
+    report.table(_table(turns))
+    lost = sum(line.get("missing", 0) for turn in turns for line in turn.values())
+    if lost:
+        say(f"{lost} events are missing")
+    return not lost
+
+
+class SinksLoad(PostgresLoad):
+    def turn(self, turn: int, rabbitmq: str) -> dict:
+        say(f"run {turn} of {self.options.runs}")
+        measured = {}
+        for kind, server in (("http", []), ("rabbitmq", ["--rabbitmq", rabbitmq])):
+            bare = self.bare_sender(kind, server)
+            self.report.add(f"bare {kind}", run=turn, **bare)
+            relayed = self.to_sink(kind, server, f"bench_{kind}_{turn}")
+            relayed["of_bare"] = relayed["rows_s"] / bare["rows_s"]
+            self.report.add(f"outboxd to {kind}", run=turn, **relayed)
+            measured[f"bare {kind}"], measured[kind] = bare, relayed
+        for count in FANS:
+            fanned = self.to_publishers(count, f"bench_fan{count}_{turn}")
+            measured[count] = self.report.add(f"outboxd to {count} publishers", run=turn, **fanned)
+        return measured
+
+    def receive(self, server: list, name: str, command: list) -> dict:
+        return self.stage.measure(
+            "receive", *server, "--rows", self.options.rows, "--log", self.logs / f"{name}.log", "--", *command
+        )
+
+    def bare_sender(self, kind: str, server: list) -> dict:
+        options = self.options
+        command = [self.stage.instruments, "send", "SINK", "--rows", options.rows, "--payload", options.payload]
+        return self.receive(server, f"bare_{kind}", [*command, "--batch", BATCH[kind], "--lanes", LANES])
+
+    def to_sink(self, kind: str, server: list, name: str) -> dict:
+        self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
+        command = [self.outboxd, "run", self.source, *self.flags(name), "--sink", "SINK", "--admin", "off"]
+        command += ["--lanes", LANES, "--until-caught-up"]
+        command += {
+            "http": ["--http-batch", BATCH["http"]],
+            "rabbitmq": ["--amqp-batch", BATCH["rabbitmq"], "--amqp-routing-key", "bench"],
+        }[kind]
+        measured = self.receive(server, name, command)
+        self.sql(f"SELECT pg_drop_replication_slot('{name}')")
+        return measured
+
+    def to_publishers(self, count: int, name: str) -> dict:
+        """All but the first write to topics that are made before; the first's is what the instrument watches."""
+        self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
+        lines = [
+            "[pipeline.bench]",
+            f"source = {json.dumps(self.source)}",
+            f"slot = {json.dumps(name)}",
+            f"publication = {json.dumps(PUBLICATION)}",
+            f"brokers = {json.dumps(self.brokers)}",
+            f'create-topics = "{PARTITIONS}"',
+        ]
+        for at in range(count):
+            topic = name if at == 0 else f"{name}_{at}"
+            lines += [f"[pipeline.bench.publisher.p{at}]", f"topic = {json.dumps(topic)}"]
+        config = self.stage.folder / f"{name}.toml"
+        config.write_text("\n".join(lines) + "\n")
+        measured = self.stage.measure(
+            "backlog",
+            *self.relay(name),
+            *["--rows", self.options.rows, "--broker", self.broker, "--ends"],
+            *["--", self.outboxd, "run", "--config", config, "--admin", "off", "--until-caught-up"],
+        )
+        # By its end, not by the first topic's: all of them are to be full.
+        measured["deliveries_s"] = count * self.options.rows / measured["exit_s"]
+        measured["cpu_s_per_m_deliveries"] = measured["cpu_s_per_m"] / count
+        self.sql(f"SELECT pg_drop_replication_slot('{name}')", "DELETE FROM outboxd_checkpoint", "DELETE FROM outboxd_publishers")
+        return measured
+
+
+def _table(turns: list[dict]) -> list[Row]:
+    def of(which, name: str) -> list[float | None]:
+        return [turn[which].get(name) for turn in turns]
+
+    rows = []
+    for kind, title in (("http", "HTTP"), ("rabbitmq", "RabbitMQ")):
+        rows += [
+            Row(f"outboxd to {title}, events/s", of(kind, "rows_s")),
+            Row(f"bare client to {title}, events/s", of(f"bare {kind}", "rows_s")),
+            Row(f"outboxd / bare, {title}", of(kind, "of_bare"), 2, at_least=0.7),
+            Row(f"outboxd to {title}, CPU s/M", of(kind, "cpu_s_per_m"), 2),
+            Row(f"bare client to {title}, CPU s/M", of(f"bare {kind}", "cpu_s_per_m"), 2),
+            Row(f"outboxd to {title}, peak RSS, MiB", of(kind, "peak_rss_mib"), 1),
+            Row(f"events missing, {title}", of(kind, "missing"), at_most=0),
+        ]
+    for count in FANS:
+        rows += [
+            Row(f"{count} publishers: deliveries/s", of(count, "deliveries_s")),
+            Row(f"{count} publishers: outboxd CPU s/M deliveries", of(count, "cpu_s_per_m_deliveries"), 2),
+            Row(f"{count} publishers: walsender CPU s/M rows", of(count, "walsender_cpu_s_per_m"), 2),
+            Row(f"{count} publishers: peak RSS, MiB", of(count, "peak_rss_mib"), 1),
+            Row(f"{count} publishers: records missing", of(count, "missing"), at_most=0),
+        ]
+    return rows
