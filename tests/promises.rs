@@ -17,6 +17,7 @@ mod promises {
     mod http_sink;
     mod init;
     mod kafka_sink;
+    mod layouts;
     mod lost_position;
     mod mongodb_checkpoint;
     mod mongodb_commands;

@@ -61,6 +61,11 @@ const PIPELINE_ONLY: [&str; 17] = [
     "stall-timeout",
 ];
 
+/// Whether a key is about the whole pipeline, however many publishers it has.
+pub(super) fn is_of_pipeline(key: &str) -> bool {
+    PIPELINE_ONLY.contains(&key) || ["SOURCE", "slot", "start", "snapshot"].contains(&key)
+}
+
 pub(super) fn read(path: &Path) -> Result<FileOptions, ConfigError> {
     let file = path.display().to_string();
     match std::fs::read_to_string(path) {

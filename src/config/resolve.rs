@@ -44,10 +44,17 @@ impl Settings {
                 (ProcessOptions::default(), vec![Layer { table: None, options: said.pipeline, publishers: Vec::new() }])
             }
             Some(FileOptions { process, pipelines }) => {
-                let several = pipelines.len() > 1 || pipelines.iter().any(|pipeline| pipeline.publishers.len() > 1);
+                let several = pipelines.len() > 1;
                 if several && !said.pipeline_flags.is_empty() {
                     let what = "with several pipelines in the file a flag cannot mean one of them: set it in the file";
                     problems.push(Problem::new(said.pipeline_flags.join(", "), what));
+                }
+                // What is about the whole pipeline has one meaning, however many publishers it has.
+                let ambiguous = |flag: &&String| !file::is_of_pipeline(flag.trim_start_matches("--"));
+                let flags: Vec<_> = said.pipeline_flags.iter().filter(ambiguous).cloned().collect();
+                if !several && !flags.is_empty() && pipelines.iter().any(|pipeline| !pipeline.publishers.is_empty()) {
+                    let what = "with publishers in the file a flag cannot mean one of them: set it in the file";
+                    problems.push(Problem::new(flags.join(", "), what));
                 }
                 let layered = pipelines.into_iter().map(|PipelineTable { name, options, publishers }| {
                     let said = said.pipeline.clone();
@@ -222,6 +229,12 @@ impl Resolver {
             },
         );
         let (source, own_name) = source.unzip();
+        if let (Some(source), Some(layout)) = (&source, Layout::named(&route.layout))
+            && !layout.databases.contains(&source.kind())
+        {
+            let names = layout.databases.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
+            self.problem("layout", format!("`{}` is a layout of {names}", layout.name));
+        }
         let name = name.or_else(|| self.table.clone()).or(own_name).unwrap_or_default();
         let named = !publishers.is_empty();
         let publishers = self.publishers(&said, publishers, source.as_ref(), &name);

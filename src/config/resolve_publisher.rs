@@ -129,6 +129,9 @@ impl Resolver {
             versions: said.only_version,
             tables: self.tables(&picked),
         };
+        let tag_name = |tag: &String| tag.split_once('=').map_or(tag.as_str(), |(name, _)| name).to_owned();
+        route.key_tags = selection.required_tags.iter().chain(&selection.any_of_tags).map(tag_name).collect();
+        route.publisher.clone_from(&name);
         let dead_letter = self.dead_letter(said.dead_letter);
         let sink = self.sink(
             SinkOptions {

@@ -217,7 +217,7 @@ impl Resolver {
             return tables;
         }
         let own = Layout::named(options.layout).map_or(&[][..], |layout| layout.tables);
-        own.iter().map(|name| TableName { schema: None, name: (*name).to_owned() }).collect()
+        own.iter().filter_map(|name| name.parse().ok()).collect()
     }
 
     pub(super) fn tables(&mut self, said: &[String]) -> Vec<TableName> {

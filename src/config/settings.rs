@@ -10,6 +10,7 @@ use super::options::{ExtendedJson, HttpBody, LogFormat, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
+use crate::route::layout::Kind;
 use crate::sink::lanes::LaneSettings;
 use crate::source::mongodb::token::StartPoint;
 use crate::source::mysql::position::BinlogPosition;
@@ -99,6 +100,14 @@ pub enum SourceSettings {
 }
 
 impl SourceSettings {
+    pub fn kind(&self) -> Kind {
+        match self {
+            SourceSettings::Postgres(_) => Kind::Postgres,
+            SourceSettings::MySql(_) => Kind::MySql,
+            SourceSettings::Mongo(_) => Kind::Mongo,
+        }
+    }
+
     pub fn tables(&self) -> &[TableName] {
         match self {
             SourceSettings::Postgres(source) => &source.tables,
@@ -180,6 +189,10 @@ pub struct RouteSettings {
     pub paths: Vec<(String, String)>,
     /// Names of the tables, for topics that are called after them.
     pub tables: Vec<String>,
+    /// The publisher's name, for topics that are called after it.
+    pub publisher: String,
+    /// Names of the tags that the publisher selects by, for layouts whose key is a tag's value.
+    pub key_tags: Vec<String>,
 }
 
 /// What a topic may be called.

@@ -44,10 +44,31 @@ pub enum Need {
     Optional,
 }
 
+/// A kind of database; MariaDB is MySQL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Postgres,
+    MySql,
+    Mongo,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Postgres => "PostgreSQL",
+            Kind::MySql => "MySQL and MariaDB",
+            Kind::Mongo => "MongoDB",
+        }
+    }
+}
+
+const EVERYWHERE: &[Kind] = &[Kind::Postgres, Kind::MySql, Kind::Mongo];
+
 /// One outbox table layout.
 #[derive(Debug)]
 pub struct Layout {
     pub name: &'static str,
+    pub databases: &'static [Kind],
     /// The tables it reads unless others are named.
     pub tables: &'static [&'static str],
     pub columns: &'static [(Role, &'static str, Need)],
@@ -59,6 +80,8 @@ pub struct Layout {
     pub column_headers: &'static [&'static str],
     /// Event types, and the path that an HTTP sink sends them to.
     pub paths: &'static [(&'static str, &'static str)],
+    /// The tags become headers, and the value of the one that a publisher selects by becomes the key.
+    pub keyed_by_tags: bool,
 }
 
 use Need::{Optional, Required};
@@ -66,6 +89,7 @@ use Need::{Optional, Required};
 pub const LAYOUTS: &[Layout] = &[
     Layout {
         name: "native",
+        databases: EVERYWHERE,
         tables: &["outbox"],
         columns: &[
             (Role::Id, "id", Required),
@@ -80,9 +104,11 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("event_type", Role::Type)],
         column_headers: &[],
         paths: &[],
+        keyed_by_tags: false,
     },
     Layout {
         name: "debezium",
+        databases: EVERYWHERE,
         tables: &["outboxevent"],
         columns: &[
             (Role::Id, "id", Required),
@@ -95,9 +121,11 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id)],
         column_headers: &[],
         paths: &[],
+        keyed_by_tags: false,
     },
     Layout {
         name: "entity",
+        databases: EVERYWHERE,
         tables: &["outbox"],
         columns: &[
             (Role::Id, "event_id", Required),
@@ -112,9 +140,11 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("event_id", Role::Id), ("event_type", Role::Type), ("entity_version", Role::Version)],
         column_headers: &["entity_type", "entity_id"],
         paths: &[],
+        keyed_by_tags: false,
     },
     Layout {
         name: "message-group",
+        databases: EVERYWHERE,
         tables: &["outbox_events", "outbox_dispatch_jobs"],
         columns: &[
             (Role::Id, "id", Required),
@@ -127,6 +157,57 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("type", Role::Type)],
         column_headers: &[],
         paths: &[("EVENT", "/api/events/batch"), ("DISPATCH_JOB", "/api/dispatch/jobs/batch")],
+        keyed_by_tags: false,
+    },
+    Layout {
+        name: "event-store",
+        databases: &[Kind::Postgres],
+        tables: &["events"],
+        columns: &[
+            (Role::Id, "position", Required),
+            (Role::Type, "type", Required),
+            (Role::Tags, "tags", Required),
+            (Role::Payload, "data", Required),
+            (Role::Timestamp, "occurred_at", Optional),
+        ],
+        // A publisher's name, unless it has a topic.
+        topic: "{publisher}",
+        headers: &[("position", Role::Id), ("type", Role::Type)],
+        column_headers: &[],
+        paths: &[],
+        keyed_by_tags: true,
+    },
+    Layout {
+        name: "occurred-on",
+        databases: &[Kind::Postgres],
+        tables: &["outbox.outbox_messages"],
+        columns: &[
+            (Role::Id, "Id", Required),
+            (Role::Type, "Type", Required),
+            (Role::Payload, "Content", Required),
+            (Role::Timestamp, "OccurredOnUtc", Optional),
+        ],
+        topic: "outbox.{type}",
+        headers: &[("id", Role::Id), ("type", Role::Type)],
+        column_headers: &[],
+        paths: &[],
+        keyed_by_tags: false,
+    },
+    Layout {
+        name: "produce-receive",
+        databases: &[Kind::Postgres, Kind::MySql],
+        tables: &["outbox"],
+        columns: &[
+            (Role::Id, "id", Required),
+            (Role::Key, "stid", Required),
+            (Role::Type, "code", Required),
+            (Role::Payload, "payload", Required),
+        ],
+        topic: "outbox-events",
+        headers: &[("id", Role::Id), ("code", Role::Type)],
+        column_headers: &[],
+        paths: &[],
+        keyed_by_tags: false,
     },
 ];
 

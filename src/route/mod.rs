@@ -116,6 +116,8 @@ pub struct Plan {
     paths: Option<(Origin, Vec<(String, String)>)>,
     /// The tables' names, with dashes.
     tables: Vec<String>,
+    /// Where the tags are that become headers, and whose value becomes the key.
+    tags: Option<(Origin, Vec<String>)>,
 }
 
 impl Plan {
@@ -158,6 +160,7 @@ impl Plan {
             topic.push(match part {
                 Part::Text(text) => TopicPart::Text(text),
                 Part::Name(name) if name == "table" => TopicPart::Table,
+                Part::Name(name) if name == "publisher" => TopicPart::Text(options.publisher.clone()),
                 Part::Name(name) => {
                     let by_role = Role::named(&name).and_then(|role| origin_of(projection, role));
                     let origin = by_role.unwrap_or_else(|| origin(projection, &name, Need::Required));
@@ -178,6 +181,10 @@ impl Plan {
                 Some((kind.ok_or(PlanError::NoColumn(layout.name, "type"))?, options.paths.clone()))
             }
         };
+        let tags = match layout.keyed_by_tags {
+            true => origin_of(projection, Role::Tags).map(|origin| (origin, options.key_tags.clone())),
+            false => None,
+        };
         let timestamp = column_of(Role::Timestamp)
             .map(|(column, need)| projection.slot(column, Want::Time, need == Need::Required));
         Ok(Plan {
@@ -192,6 +199,7 @@ impl Plan {
             naming: options.naming,
             paths,
             tables: options.tables.iter().map(|name| name.replace('_', "-")).collect(),
+            tags,
         })
     }
 
@@ -394,10 +402,28 @@ impl Router {
             .map_or(chunk.commit(event).committed_at, |bytes| crate::event::Micros(i64::from_be_bytes(bytes)))
             .as_millis();
         // Last, because the key may lie in the buffer that pointers write to.
-        let key = match &plan.key {
-            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
-            Some(Origin::Pointer(pointer)) => pointers.find(pointer, &mut self.key)?,
-            None => None,
+        let key = match (&plan.key, &plan.tags) {
+            (Some(Origin::Slot(slot)), _) => chunk.field(event, *slot),
+            (Some(Origin::Pointer(pointer)), _) => pointers.find(pointer, &mut self.key)?,
+            (None, Some((origin, names))) => {
+                let tags = match origin {
+                    Origin::Slot(slot) => chunk.field(event, *slot),
+                    Origin::Pointer(pointer) => pointers.find(pointer, &mut self.key)?,
+                };
+                let tags = tags.map(selection::tags_in).unwrap_or_default();
+                for tag in &tags {
+                    match tag.split_once('=') {
+                        Some((name, value)) => self.headers.push(name, Some(value.as_bytes())),
+                        None => self.headers.push(tag, None),
+                    }
+                }
+                let value = names.iter().find_map(|name| selection::value_of(&tags, name).map(str::to_owned));
+                value.map(|value| {
+                    self.key = value.into_bytes();
+                    self.key.as_slice()
+                })
+            }
+            (None, None) => None,
         };
         let commit = chunk.commit(event).id;
         let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());

@@ -139,7 +139,11 @@ impl Selection {
             Some(tags) => {
                 let found = text_of(&tags.origin, chunk, event, &mut pointers, &mut buffer);
                 let found = found.map(tags_in).unwrap_or_default();
-                let has = |tag: &String| found.iter().any(|found| found == tag);
+                let has = |tag: &String| match tag.contains('=') {
+                    true => found.iter().any(|found| found == tag),
+                    // A name alone: whatever its value.
+                    false => found.iter().any(|found| found == tag) || value_of(&found, tag).is_some(),
+                };
                 tags.required.iter().all(has) && (tags.any_of.is_empty() || tags.any_of.iter().any(has))
             }
         }
@@ -177,7 +181,7 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 
 /// The tags in a value: a JSON array of texts, a JSON object whose members are `name=value` (and `name`, when the value
 /// is true), PostgreSQL's text array, or a list with commas.
-fn tags_in(value: &[u8]) -> Vec<Cow<'_, str>> {
+pub(super) fn tags_in(value: &[u8]) -> Vec<Cow<'_, str>> {
     let Ok(text) = std::str::from_utf8(value) else { return Vec::new() };
     match serde_json::from_str::<serde_json::Value>(text) {
         Ok(serde_json::Value::Array(items)) => {
@@ -202,6 +206,11 @@ fn tags_in(value: &[u8]) -> Vec<Cow<'_, str>> {
             None => text.split(',').map(|item| Cow::Borrowed(item.trim())).collect(),
         },
     }
+}
+
+/// The value of the first tag with this name.
+pub(super) fn value_of<'a>(tags: &'a [Cow<'_, str>], name: &str) -> Option<&'a str> {
+    tags.iter().find_map(|tag| tag.strip_prefix(name)?.strip_prefix('='))
 }
 
 fn tag(value: &serde_json::Value) -> Option<String> {

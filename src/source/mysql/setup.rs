@@ -15,6 +15,7 @@ use crate::source::{SourceFailure, schema};
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/mysql/message-group.sql");
+const PRODUCE_RECEIVE: &str = include_str!("../../../sql/mysql/produce-receive.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
 type Wanted<'a> = schema::Wanted<'a, MySqlSettings>;
@@ -140,6 +141,7 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         "message-group" => MESSAGE_GROUP,
+        "produce-receive" => PRODUCE_RECEIVE,
         _ => NATIVE,
     };
     schema::fill(template, |name| match name {

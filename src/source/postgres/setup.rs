@@ -21,6 +21,9 @@ use crate::source::{SourceFailure, schema};
 pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
 const ENTITY: &str = include_str!("../../../sql/postgres/entity.sql");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/postgres/message-group.sql");
+const EVENT_STORE: &str = include_str!("../../../sql/postgres/event-store.sql");
+const OCCURRED_ON: &str = include_str!("../../../sql/postgres/occurred-on.sql");
+const PRODUCE_RECEIVE: &str = include_str!("../../../sql/postgres/produce-receive.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 
 const NOTES: &str = "table outboxd_publishers";
@@ -213,6 +216,9 @@ fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: 
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         "message-group" => MESSAGE_GROUP,
+        "event-store" => EVENT_STORE,
+        "occurred-on" => OCCURRED_ON,
+        "produce-receive" => PRODUCE_RECEIVE,
         _ => NATIVE,
     };
     let sql = schema::fill(template, |name| match name {

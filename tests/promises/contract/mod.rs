@@ -22,6 +22,7 @@ mod event_of_many_packets;
 mod huge_transaction;
 mod idle_outbox;
 mod killed_relay;
+mod produce_receive;
 mod publishers;
 mod rollback;
 mod schema_change;
