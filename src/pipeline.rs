@@ -106,6 +106,9 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
                 status.metrics.retries.inc();
                 let pause = backoff;
                 tracing::warn!(pipeline = settings.name, retry_in_ms = pause.as_millis() as u64, "{what}");
+                if let Some(report) = kept_too_much(settings).await {
+                    return Err(let_go(settings, report).await);
+                }
                 backoff = (backoff * 2).min(LONGEST_BACKOFF);
                 pause
             }
@@ -129,6 +132,19 @@ async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &S
         },
         () = stop.requested() => {}
     }
+}
+
+/// Whether a pipeline that cannot even begin keeps more log than it may; if so, the report.
+async fn kept_too_much(settings: &PipelineSettings) -> Option<String> {
+    let [publisher] = &settings.publishers[..] else { return None };
+    let most = publisher.max_retained?;
+    // A server that is away keeps nothing that could be counted.
+    let kept = source::retained(settings).await.ok().flatten().filter(|kept| *kept > most)?;
+    Some(format!(
+        "pipeline `{}` cannot begin and keeps {kept} bytes of log, more than --max-retained allows: its position was let go, and \
+         what was committed after it is not delivered",
+        settings.name
+    ))
 }
 
 /// The log is more than the server should keep for a pipeline that does not move: its position is given up.

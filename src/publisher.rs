@@ -197,11 +197,11 @@ impl Publisher<'_> {
             Picked::All => chunk.weight(),
             Picked::Some => chunk.weight() * count / chunk.events().len().max(1),
         };
+        self.account.status.took(chunk, count);
         let Some(receipt) = self.admit(count, weight).await else {
             self.gone = true;
             return Ok(());
         };
-        self.account.status.took(chunk, count);
         match picked {
             Picked::All => {
                 for event in chunk.events() {

@@ -186,6 +186,14 @@ pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> 
     }
 }
 
+/// Bytes of log that the server keeps for the pipeline, where it keeps any, asked anew.
+pub async fn retained(settings: &PipelineSettings) -> Result<Option<u64>, SourceFailure> {
+    match &settings.source {
+        SourceSettings::Postgres(source) => postgres::retained(source).await,
+        SourceSettings::MySql(_) | SourceSettings::Mongo(_) => Ok(None),
+    }
+}
+
 /// Lets a position go that nobody will go on from, so that the server may recycle its log.
 pub async fn let_go(settings: &PipelineSettings) -> Result<(), SourceFailure> {
     match &settings.source {

@@ -428,6 +428,22 @@ async fn a_lone_pipeline_past_max_retained_ends_with_4_and_a_gap_report_and_free
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_whose_broker_is_away_from_the_start_keeps_no_more_than_max_retained() {
+    let database = outbox().await;
+    let lines = "brokers = \"127.0.0.1:1\"\ntopic = \"orders\"\nmax-retained = \"4MiB\"";
+    let shop = Shop::new(&database, lines);
+    let made = outboxd(&["init", "--config", shop.path()]).await;
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let mut relay = shop.spawn();
+    relay.until_state("retrying").await;
+    assert_eq!(database.slots().await, 1);
+    write_log(&database, 8).await;
+    relay.exits_with(4).await;
+    assert!(relay.log().contains("max-retained"), "{}", relay.log());
+    assert_eq!(database.slots().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_publisher_with_its_own_position_has_a_slot_of_its_own_and_depends_on_nobody() {
     let database = outbox().await;
     let (shared, own) = (taking().await, taking().await);
@@ -532,11 +548,9 @@ async fn until_caught_up_leaves_out_who_is_paused_and_ends_with_the_code_of_who_
     order(&relay, "pause", "shop/resting").await;
     relay.stop().await;
     add(&database, 0, 5).await;
-    let mut caught_up = Relay::spawn(&["run", "--config", shop.path(), "--until-caught-up"]);
-    let usage = caught_up.exit(PATIENCE).await;
-    assert_eq!(usage.code(), Some(2), "with several publishers a flag cannot mean one of them");
-    let shop = Shop::new(&database, &format!("until-caught-up = true\n{both}"));
-    shop.spawn().exits_with(0).await;
+    let mut ambiguous = Relay::spawn(&["run", "--config", shop.path(), "--sink", "stdout"]);
+    ambiguous.exits_with(2).await;
+    Relay::spawn(&["run", "--config", shop.path(), "--until-caught-up"]).exits_with(0).await;
     assert_eq!((taken(&fine), taken(&resting)), ((0..5).collect(), Vec::new()));
     let shop = Shop::new(
         &database,

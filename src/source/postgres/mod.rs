@@ -312,6 +312,13 @@ async fn current_position(session: &SqlSession) -> Result<Lsn, SourceFailure> {
     Ok(row.get::<_, String>(0).parse().unwrap_or_default())
 }
 
+/// What the slot keeps; nothing when there is none, or somebody else reads it.
+pub async fn retained(settings: &PostgresSettings) -> Result<Option<u64>, SourceFailure> {
+    let session = sql::connect(&conninfo(settings)?).await?;
+    let state = slot::state(&session, &settings.slot, session.server_version()).await?;
+    Ok(state.filter(|state| state.active_pid.is_none()).map(|state| state.retained_bytes()))
+}
+
 /// Drops the slot, as soon as nobody reads it.
 pub async fn let_go(settings: &PostgresSettings) -> Result<(), SourceFailure> {
     let session = sql::connect(&conninfo(settings)?).await?;
