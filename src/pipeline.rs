@@ -221,14 +221,13 @@ impl Parts<'_> {
             let (publisher, memory) = (&settings.publishers[at], &self.memories[at]);
             let note = warden.notes.publishers.get(&publisher.name).cloned().unwrap_or_default();
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
-            // What the server has never had is of another history.
-            let noted = noted.filter(|noted| source.reaches.covers(noted));
             let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed);
             let further = match (noted, remembered) {
                 (Some(noted), Some(remembered)) if noted.covers(&remembered) => Some(noted),
                 (noted, remembered) => remembered.or(noted),
             };
-            let known = further.filter(|known| !source.start.covers(known));
+            // What the server has never had is of another history.
+            let known = further.filter(|known| source.reaches.covers(known) && !source.start.covers(known));
             let shown = status.publishers[at].clone();
             let stands = Some(known.clone().unwrap_or_else(|| source.start.clone()));
             let account = Arc::new(Account::new(&publisher.name, prepared.window, bells.clone(), shown, stands));
@@ -274,10 +273,11 @@ impl Parts<'_> {
                 gone: false,
             });
         }
-        for (at, failure) in troubles {
-            warden.take_out(at, failure)?;
+        let taken_out = troubles.into_iter().try_for_each(|(at, failure)| warden.take_out(at, failure));
+        if let Err(failure) = taken_out.and_then(|()| warden.whether_any_is_left()) {
+            source.alarm.abort();
+            return Err(failure);
         }
-        warden.whether_any_is_left()?;
         let relay = Relay {
             source,
             publishers,
@@ -306,23 +306,34 @@ impl Parts<'_> {
     /// Waits for the sinks, opens the source, and reads what was noted.
     async fn begin(&self, prepared: &mut [Prepared]) -> Result<Begun, Failure> {
         let settings = self.settings;
-        let opening = async {
-            let source = source::open(settings, self.projection, self.source_memory, &self.status.source).await?;
-            // Only now: as long as another instance leads, it may still note something.
-            let (notes, notebook) = self.notes().await?;
-            Ok(Begun { source, notes, notebook })
-        };
         if let ([lone], [publisher]) = (&mut *prepared, &settings.publishers[..]) {
             let Prepared { window, sink } = lone;
             let sink = sink.as_mut().map_err(|failure| failure.clone())?;
             warden::ready(sink, publisher, window).await?;
-            return tokio::select! {
-                begun = opening => begun,
-                failure = window.failed() => Err(failure.into()),
-            };
+        } else {
+            let each = prepared.iter_mut().zip(&settings.publishers);
+            join_all(each.map(|(one, publisher)| one.get_ready(publisher))).await;
         }
-        join_all(prepared.iter_mut().zip(&settings.publishers).map(|(one, publisher)| one.get_ready(publisher))).await;
-        opening.await
+        // A lone publisher's trouble ends the opening too; that of one of several is taken up later.
+        let trouble = async {
+            match &*prepared {
+                [lone] => Failure::from(lone.window.failed().await),
+                _ => std::future::pending().await,
+            }
+        };
+        let source = tokio::select! {
+            source = source::open(settings, self.projection, self.source_memory, &self.status.source) => source?,
+            failure = trouble => return Err(failure),
+        };
+        // Only now: as long as another instance leads, it may still note something.
+        match self.notes().await {
+            Ok((notes, notebook)) => Ok(Begun { source, notes, notebook }),
+            Err(failure) => {
+                // Its watch would hold the source on.
+                source.alarm.abort();
+                Err(failure.into())
+            }
+        }
     }
 
     /// What was noted of the publishers; and where more is to be noted, when they have names.

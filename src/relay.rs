@@ -143,14 +143,14 @@ impl Follower<'_> {
     async fn run(&self, start: Position, target: Option<&Position>, progress: &Notify) {
         let reached = |position: &Position| target.is_some_and(|target| position.covers(target));
         self.status.confirmed(&start);
-        let idle = self.accounts.iter().all(|account| account.is_stopped());
-        if reached(&start) || (idle && target.is_some()) {
+        // Whoever is paused does not keep the others from having caught up; whoever is to be tried again does.
+        let counts = |account: &Account| !matches!(account.status.state(), State::Paused | State::Failed);
+        let nobody = !self.accounts.iter().any(|account| counts(account));
+        if reached(&start) || (nobody && target.is_some()) {
             return;
         }
         loop {
             if self.advance() {
-                // Whoever is paused does not keep the others from having caught up; whoever is to be tried again does.
-                let counts = |account: &Account| !matches!(account.status.state(), State::Paused | State::Failed);
                 if self.lowest(counts).is_some_and(|position| reached(&position)) {
                     return;
                 }
