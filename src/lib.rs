@@ -10,7 +10,9 @@
 //! ```
 //!
 //! [`source`] yields [`event::Chunk`]s, [`ack_window`] bounds and orders what is in flight, [`route`] turns an
-//! event into a record, [`sink`] delivers it, and [`relay`] is the only place that sees all of them. A position is
+//! event into a record, [`sink`] delivers it, and [`relay`] is the only place that sees all of them. A [`publisher`] is one
+//! way from a chunk to one sink; a pipeline may have many, and the lowest of their watermarks is confirmed. The
+//! [`warden`] beside the loop sees to their troubles, to what people order, and to the notes. A position is
 //! confirmed to the database only when every record of its commit, and of every commit before it, has been
 //! acknowledged. Whatever goes wrong ends the *generation* (one connection to the source, one producer, one
 //! window); [`pipeline`] starts the next one from the confirmed position.

@@ -338,7 +338,9 @@ impl Parts<'_> {
 
     /// What was noted of the publishers; and where more is to be noted, when they have names.
     async fn notes(&self) -> Result<(PublisherNotes, Option<NoteBook>), SourceFailure> {
-        let mut book = NoteBook::open(self.settings).await?;
+        // The source has just let us in: a password that changed a moment ago is read anew.
+        let passing = |failure: SourceFailure| SourceFailure::Transient { what: failure.to_string() };
+        let mut book = NoteBook::open(self.settings).await.map_err(passing)?;
         let notes = book.load().await?.unwrap_or_default();
         if self.settings.is_lone() {
             return Ok((notes, None));

@@ -2,7 +2,7 @@
 
 One backlog is loaded and is drained by turns
 
-    by outboxd to an HTTP server              batches of 100, 10 lanes
+    by outboxd to an HTTP server              batches of 100, 10 lanes; one that answers at once, and one that takes 10 ms
     by outboxd to RabbitMQ                    with confirms
     by outboxd to 1, 2, 5 and 20 publishers   each a topic of its own in Kafka
 
@@ -27,7 +27,9 @@ from .stage import BenchKafka, BenchPostgres, Stage, say
 SUMMARY = "a backlog to HTTP, to RabbitMQ, and to many publishers"
 FANS = (1, 2, 5, 20)
 LANES = 10
-BATCH = {"http": 100, "rabbitmq": 500}
+SERVICE_MS = 10
+BATCH = {"http": 100, "http 10 ms": 100, "rabbitmq": 500}
+TITLES = {"http": "HTTP", "http 10 ms": f"HTTP that takes {SERVICE_MS} ms", "rabbitmq": "RabbitMQ"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +60,11 @@ class SinksLoad(PostgresLoad):
     def turn(self, turn: int, rabbitmq: str) -> dict:
         say(f"run {turn} of {self.options.runs}")
         measured = {}
-        for kind, server in (("http", []), ("rabbitmq", ["--rabbitmq", rabbitmq])):
+        servers = {"http": [], "http 10 ms": ["--service", SERVICE_MS], "rabbitmq": ["--rabbitmq", rabbitmq]}
+        for kind, server in servers.items():
             bare = self.bare_sender(kind, server)
             self.report.add(f"bare {kind}", run=turn, **bare)
-            relayed = self.to_sink(kind, server, f"bench_{kind}_{turn}")
+            relayed = self.to_sink(kind, server, f"bench_{kind.replace(' ', '_')}_{turn}")
             relayed["of_bare"] = relayed["rows_s"] / bare["rows_s"]
             self.report.add(f"outboxd to {kind}", run=turn, **relayed)
             measured[f"bare {kind}"], measured[kind] = bare, relayed
@@ -78,16 +81,16 @@ class SinksLoad(PostgresLoad):
     def bare_sender(self, kind: str, server: list) -> dict:
         options = self.options
         command = [self.stage.instruments, "send", "SINK", "--rows", options.rows, "--payload", options.payload]
-        return self.receive(server, f"bare_{kind}", [*command, "--batch", BATCH[kind], "--lanes", LANES])
+        return self.receive(server, f"bare_{kind.replace(' ', '_')}", [*command, "--batch", BATCH[kind], "--lanes", LANES])
 
     def to_sink(self, kind: str, server: list, name: str) -> dict:
         self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
         command = [self.outboxd, "run", self.source, *self.flags(name), "--sink", "SINK", "--admin", "off"]
         command += ["--lanes", LANES, "--until-caught-up"]
-        command += {
-            "http": ["--http-batch", BATCH["http"]],
-            "rabbitmq": ["--amqp-batch", BATCH["rabbitmq"], "--amqp-routing-key", "bench"],
-        }[kind]
+        if kind == "rabbitmq":
+            command += ["--amqp-batch", BATCH[kind], "--amqp-routing-key", "bench"]
+        else:
+            command += ["--http-batch", BATCH[kind]]
         measured = self.receive(server, name, command)
         self.sql(f"SELECT pg_drop_replication_slot('{name}')")
         return measured
@@ -117,7 +120,8 @@ class SinksLoad(PostgresLoad):
         # By its end, not by the first topic's: all of them are to be full.
         measured["deliveries_s"] = count * self.options.rows / measured["exit_s"]
         measured["cpu_s_per_m_deliveries"] = measured["cpu_s_per_m"] / count
-        self.sql(f"SELECT pg_drop_replication_slot('{name}')", "DELETE FROM outboxd_checkpoint", "DELETE FROM outboxd_publishers")
+        self.sql(f"SELECT pg_drop_replication_slot('{name}')", "DELETE FROM outboxd_checkpoint",
+                 "DELETE FROM outboxd_publishers")
         return measured
 
 
@@ -126,7 +130,7 @@ def _table(turns: list[dict]) -> list[Row]:
         return [turn[which].get(name) for turn in turns]
 
     rows = []
-    for kind, title in (("http", "HTTP"), ("rabbitmq", "RabbitMQ")):
+    for kind, title in TITLES.items():
         rows += [
             Row(f"outboxd to {title}, events/s", of(kind, "rows_s")),
             Row(f"bare client to {title}, events/s", of(f"bare {kind}", "rows_s")),

@@ -29,6 +29,9 @@ pub struct Options {
     rabbitmq: Option<String>,
     #[arg(long)]
     rows: u64,
+    /// How long the HTTP server takes for a request, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    service: u64,
     /// Rows of a payload have this key, modulo which they must be in order
     #[arg(long, default_value_t = 10_000)]
     keys: i64,
@@ -45,6 +48,7 @@ struct Taken {
     events: AtomicU64,
     order: Mutex<Order>,
     keys: i64,
+    service: Duration,
 }
 
 #[derive(Default)]
@@ -82,12 +86,20 @@ impl Taken {
 
 async fn taken_by_http(State(taken): State<Arc<Taken>>, body: Bytes) -> &'static str {
     let rows: Vec<Numbered> = serde_json::from_slice(&body).unwrap_or_default();
+    if !taken.service.is_zero() {
+        tokio::time::sleep(taken.service).await;
+    }
     taken.take(&rows.iter().map(|row| row.n).collect::<Vec<_>>());
     "{}"
 }
 
 pub async fn run(options: &Options) -> anyhow::Result<Value> {
-    let taken = Arc::new(Taken { events: AtomicU64::new(0), order: Mutex::default(), keys: options.keys });
+    let taken = Arc::new(Taken {
+        events: AtomicU64::new(0),
+        order: Mutex::default(),
+        keys: options.keys,
+        service: Duration::from_millis(options.service),
+    });
     let address = match &options.rabbitmq {
         Some(url) => {
             consume(url, taken.clone()).await?;

@@ -24,8 +24,9 @@ use super::server_error::{self, Doing};
 use super::token::{ClusterTime, ResumeToken};
 use crate::source::SourceFailure;
 
-/// How many events one reply has at most. The server also ends it at 16 MB.
-pub const BATCH: u32 = 5000;
+/// How many events one reply has at most. The server also ends it at 16 MB. Three replies are in memory at a time: one that
+/// is worked on, one that has come, and one that is coming.
+pub const BATCH: u32 = 2500;
 
 /// How long the server waits for news before it answers that there are none.
 const AWAIT: Duration = Duration::from_secs(1);
