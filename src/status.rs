@@ -252,6 +252,10 @@ pub struct Snapshot {
     pub lag_bytes: Option<u64>,
     pub lag_seconds: f64,
     pub retained_bytes: u64,
+    /// Rows that are pending, where a table is polled.
+    pub depth: Option<u64>,
+    /// Who keeps committed rows from being read, where that can be.
+    pub held_back_by: Option<String>,
     pub events: u64,
     pub unmatched: u64,
     pub dead_letters: u64,
@@ -398,6 +402,8 @@ impl PipelineStatus {
             lag_bytes: self.source.lag_bytes(server.saturating_sub(confirmed)),
             lag_seconds: publishers.iter().map(|one| one.lag_seconds).fold(0.0, f64::max),
             retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
+            depth: self.source.depth(),
+            held_back_by: self.source.held_back_by(),
             events: publishers.iter().map(|one| one.events).sum(),
             unmatched: self.metrics.unmatched.get(),
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),

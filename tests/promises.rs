@@ -12,6 +12,7 @@ mod promises {
     mod contract;
     mod demo;
     mod documentation;
+    mod event_store;
     mod fan_out;
     mod fast_shutdown_is_not_blocked;
     mod http_sink;

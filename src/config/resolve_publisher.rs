@@ -157,7 +157,7 @@ impl Resolver {
                     certificate: said.amqp_cert,
                     key: said.amqp_key,
                 },
-                lanes: said.lanes,
+                lanes: said.max_groups.or(said.lanes),
                 retries: said.max_retries,
                 backoff: said.retry_backoff,
             },

@@ -42,8 +42,23 @@ impl Router {
         }
         let content = chunk.defect(event).and_then(|(_, content)| content);
         let value = content.or_else(|| chunk.field(event, self.plan.payload));
-        let key = slot(&self.plan.key);
-        Record { topic, partition: None, key, value, headers: &self.headers, timestamp_millis, commit, table: None }
+        let key = match &self.plan.key {
+            // It was the last to be pointed to, so the buffer has it.
+            Some(Origin::Pointer(_)) if routed => Some(self.key.as_slice()).filter(|key| !key.is_empty()),
+            key => slot(key),
+        };
+        let headers = &self.headers;
+        Record {
+            topic,
+            partition: None,
+            key,
+            value,
+            headers,
+            timestamp_millis,
+            commit,
+            table: None,
+            row: chunk.row(event),
+        }
     }
 
     /// Names an event for people: its id, where the layout has one.

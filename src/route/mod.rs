@@ -6,6 +6,7 @@
 mod dead_letter;
 pub mod layout;
 mod plans;
+pub mod polling;
 pub mod selection;
 pub mod template;
 
@@ -304,6 +305,8 @@ pub struct Record<'a> {
     pub commit: CommitId,
     /// The table it came from, where there are several.
     pub table: Option<&'a str>,
+    /// What the poller calls its row.
+    pub row: Option<u64>,
 }
 
 /// Applies a plan; keeps the buffers that records borrow.
@@ -438,6 +441,7 @@ impl Router {
             timestamp_millis,
             commit,
             table,
+            row: chunk.row(event),
         })
     }
 }

@@ -37,6 +37,11 @@ impl Office {
         Office { pipeline: String::new(), place: Place::Nowhere, taken: Counter::default() }
     }
 
+    /// Whether there is a place for letters.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.place, Place::Nowhere)
+    }
+
     pub fn open(settings: &PublisherSettings, owner: &Owner<'_>) -> Result<Self, SinkFailure> {
         let place = match &settings.dead_letter {
             DeadLetter::None => Place::Nowhere,
