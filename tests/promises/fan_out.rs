@@ -5,108 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
-use crate::support::{
-    Answer, Database, HttpServer, PATIENCE, Relay, Request, Server, Topic, eventually, outboxd, show_lsn, until_log,
+use crate::support::shop::{
+    Shop, add, closed, http, order, outbox, publisher, taken, taking, until_publisher, until_taken, write_log,
 };
-
-/// A table with everything that events are selected by.
-async fn outbox() -> Database {
-    let database = Database::with_native_outbox(Server::Newest).await;
-    database
-        .execute(
-            "ALTER TABLE outbox ADD labels text[], ADD version int; CREATE TABLE audit (LIKE outbox INCLUDING ALL)",
-        )
-        .await;
-    database
-}
-
-/// Rows `from..to`, alternating between two keys, of the type `order.placed`.
-async fn add(database: &Database, from: usize, to: usize) {
-    let insert = format!(
-        "INSERT INTO outbox (partition_key, event_type, payload)
-         SELECT 'key-' || n % 2, 'order.placed', jsonb_build_object('n', n) FROM generate_series({from}, {to} - 1) n"
-    );
-    database.execute(&insert).await;
-}
-
-struct Shop {
-    file: tempfile::NamedTempFile,
-}
-
-impl Shop {
-    /// A pipeline `shop` with these further lines of configuration.
-    fn new(database: &Database, lines: &str) -> Self {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let text = format!("[pipeline.shop]\nsource = {:?}\nslot = {:?}\n{lines}\n", database.url(), database.slot());
-        std::fs::write(file.path(), text).expect("the configuration is written");
-        Shop { file }
-    }
-
-    fn path(&self) -> &str {
-        self.file.path().to_str().expect("a path")
-    }
-
-    fn spawn(&self) -> Relay {
-        Relay::spawn(&["run", "--config", self.path()])
-    }
-
-    async fn run(&self, database: &Database) -> Relay {
-        let mut relay = self.spawn();
-        relay.until_streaming(database).await;
-        relay.until_state("streaming").await;
-        relay
-    }
-}
-
-fn http(name: &str, server: &HttpServer, more: &str) -> String {
-    format!(
-        "[pipeline.shop.publisher.{name}]\nsink = {:?}\nlanes = 1\nretry-backoff = \"50ms\"\n{more}\n",
-        server.url()
-    )
-}
-
-async fn taking() -> HttpServer {
-    HttpServer::start(|_| Answer::Status(200)).await
-}
-
-/// The numbers in the requests that were answered well.
-fn taken(server: &HttpServer) -> Vec<u64> {
-    let numbers = |request: &Request| {
-        let payloads = request.json();
-        payloads
-            .as_array()
-            .expect("an array")
-            .iter()
-            .map(|one| one["n"].as_u64().expect("a number"))
-            .collect::<Vec<_>>()
-    };
-    server.taken().iter().flat_map(numbers).collect()
-}
-
-async fn until_taken(server: &HttpServer, wanted: impl IntoIterator<Item = u64>) {
-    let wanted: Vec<u64> = wanted.into_iter().collect();
-    eventually(PATIENCE, &format!("{} events are taken", wanted.len()), async || {
-        let taken = taken(server);
-        wanted.iter().all(|n| taken.contains(n)).then_some(())
-    })
-    .await;
-}
-
-async fn publisher(relay: &Relay, name: &str) -> Value {
-    let status = relay.status().await;
-    let publishers = status["publishers"].as_array().expect("publishers").clone();
-    publishers.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name} in {status}"))
-}
-
-async fn until_publisher(relay: &Relay, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    eventually(PATIENCE, &format!("{name} {what}"), async || Some(publisher(relay, name).await).filter(|one| is(one)))
-        .await
-}
-
-async fn order(relay: &Relay, verb: &str, name: &str) {
-    let ended = outboxd(&[verb, name, "--admin", &relay.admin().await]).await;
-    assert_eq!(ended.code, 0, "{verb} {name}: {}", ended.stderr);
-}
+use crate::support::{Answer, Database, HttpServer, PATIENCE, Relay, Topic, eventually, outboxd, show_lsn, until_log};
 
 /// Waits until it is noted that the publisher stands at this position or beyond.
 async fn until_noted(database: &Database, publisher: &str, position: u64) {
@@ -340,14 +242,6 @@ async fn a_slow_publisher_holds_the_others_back_at_last_and_status_says_which() 
     relay.stop().await;
     assert_eq!(taken(&slow), (0..200).collect::<Vec<_>>());
     assert_eq!(taken(&fine), (0..200).collect::<Vec<_>>());
-}
-
-/// Log that is no outbox event.
-async fn write_log(database: &Database, mebibytes: usize) {
-    let noise = format!(
-        "SELECT pg_logical_emit_message(true, 'noise', repeat('x', 1048576)) FROM generate_series(1, {mebibytes})"
-    );
-    database.execute(&noise).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -617,9 +511,7 @@ async fn sessions_that_the_server_ends_keep_nobody_paused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_that_is_away_is_told_in_status_and_readyz() {
     let database = outbox().await;
-    let open = Arc::new(AtomicBool::new(false));
-    let says = open.clone();
-    let server = HttpServer::start(move |_| Answer::Status(if says.load(Ordering::Relaxed) { 200 } else { 503 })).await;
+    let (server, open) = closed().await;
     let shop = Shop::new(&database, &format!("sink = {:?}", server.url()));
     let relay = shop.run(&database).await;
     add(&database, 0, 5).await;

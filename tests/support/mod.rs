@@ -21,6 +21,7 @@ mod queue;
 mod rabbitmq;
 mod relay;
 mod replica_set;
+pub mod shop;
 mod topic;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
