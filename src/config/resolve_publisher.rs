@@ -164,7 +164,7 @@ impl Resolver {
             &mut route,
         );
         let needed = match (&sink, &dead_letter) {
-            (Some(SinkSettings::Kafka) | None, _) => Some("the sink"),
+            (Some(SinkSettings::Kafka), _) => Some("the sink"),
             (_, DeadLetter::Topic(_)) => Some("the dead-letter topic"),
             _ => also,
         };

@@ -166,6 +166,8 @@ fn words_of_later_versions_say_so() {
         assert!(set(key, value).ends_with("is not available yet"), "{key}={value}");
     }
     assert!(set("sink", "kafak").contains("is not a sink"));
+    let without_brokers = problem(|options| (options.sink, options.brokers) = (Some("kafak".into()), None));
+    assert!(without_brokers.contains("is not a sink"), "what it needs is not known: {without_brokers}");
     assert!(set("dead-letter", "topic:").contains("is not a place"));
 }
 
