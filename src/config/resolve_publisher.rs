@@ -192,7 +192,7 @@ impl Resolver {
         if let SourceSettings::Mongo(_) = source {
             documents_names(&mut route);
         }
-        route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
+        route.tables = source.tables().to_vec();
         Some(PublisherSettings {
             name,
             selection,

@@ -222,8 +222,8 @@ pub struct RouteSettings {
     pub naming: Naming,
     /// Event type and path, for HTTP.
     pub paths: Vec<(String, String)>,
-    /// Names of the tables, for topics that are called after them.
-    pub tables: Vec<String>,
+    /// The tables, for topics that are called after them.
+    pub tables: Vec<TableName>,
     /// The publisher's name, for topics that are called after it.
     pub publisher: String,
     /// Names of the tags that the publisher selects by, for layouts whose key is a tag's value.

@@ -1,5 +1,6 @@
 //! One source, many publishers: each gets what it selects, in order, and none is the other's trouble.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -523,5 +524,52 @@ async fn a_sink_that_is_away_is_told_in_status_and_readyz() {
     let well = async || (relay.get("/readyz").await == "ok\n").then_some(());
     eventually(PATIENCE, "it is well again", well).await;
     assert_eq!(relay.status().await["last_error"], Value::Null);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_two_tables_with_the_same_ids_have_idempotency_keys_of_their_own() {
+    let database = outbox().await;
+    let tables = ["orders", "invoices", "archive.invoices"];
+    database.execute("CREATE SCHEMA archive").await;
+    for table in tables {
+        let create = format!("CREATE TABLE {table} (id bigint PRIMARY KEY, partition_key text, payload jsonb)");
+        database.execute(&create).await;
+    }
+    let ((single, open_single), (pairs, open_pairs)) = (closed().await, closed().await);
+    let lines = "table = [\"orders\", \"invoices\", \"archive.invoices\"]\n".to_owned()
+        + &http("single", &single, "http-body = \"single\"")
+        + &http("pairs", &pairs, "http-batch = 2");
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    let insert = async |table: &str, from: usize, to: usize| {
+        let insert = format!(
+            "INSERT INTO {table} SELECT n, 'a', jsonb_build_object('n', n) FROM generate_series({from}, {to} - 1) n"
+        );
+        database.execute(&insert).await;
+    };
+    // While the first one is refused the others gather, so that it is known which of them go together.
+    insert("orders", 0, 1).await;
+    single.until("the first row", |requests| !requests.is_empty()).await;
+    pairs.until("the first row", |requests| !requests.is_empty()).await;
+    for table in tables {
+        insert(table, 1, 3).await;
+    }
+    until_publisher(&relay, "pairs", "has all of them", |one| one["in_flight"] == 7).await;
+    for open in [open_single, open_pairs] {
+        open.store(true, Ordering::Relaxed);
+    }
+    let keys = async |server: &HttpServer, requests: usize| {
+        let enough = move |server: &HttpServer| server.taken().len() == requests;
+        eventually(PATIENCE, "all are taken", async || enough(server).then_some(())).await;
+        let taken = server.taken();
+        taken.iter().map(|request| request.header("idempotency-key").expect("a key").to_owned()).collect::<Vec<_>>()
+    };
+    let distinct = |keys: &[String]| keys.iter().collect::<HashSet<_>>().len();
+    let alone = keys(&single, 7).await;
+    assert_eq!((&alone[0], distinct(&alone)), (&"orders/0".to_owned(), 7), "{alone:?}");
+    let together = keys(&pairs, 4).await;
+    assert_eq!(taken(&pairs), [0, 1, 2, 1, 2, 1, 2], "two rows of a table go together");
+    assert_eq!(distinct(&together), 4, "{together:?}");
     relay.stop().await;
 }
