@@ -251,7 +251,11 @@ impl Parts<'_> {
                                 what: note.reason.clone(),
                                 remedy: "deliver what it missed from the table, then resume it".to_owned(),
                             };
-                            let halt = failed.unwrap_or_else(noted);
+                            let halt = failed.unwrap_or_else(|| {
+                                // This process has not seen it fail.
+                                account.status.metrics.failures.inc();
+                                noted()
+                            });
                             account.status.enter(State::Failed);
                             account.status.failed(&halt.to_string());
                             memory.fail(halt);
