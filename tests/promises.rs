@@ -14,6 +14,7 @@ mod promises {
     mod documentation;
     mod event_store;
     mod fan_out;
+    mod fan_out_trouble;
     mod fast_shutdown_is_not_blocked;
     mod http_sink;
     mod init;
