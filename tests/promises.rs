@@ -17,6 +17,7 @@ mod promises {
     mod fan_out_trouble;
     mod fast_shutdown_is_not_blocked;
     mod http_sink;
+    mod http_trouble;
     mod init;
     mod kafka_sink;
     mod layouts;
