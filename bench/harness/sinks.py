@@ -8,9 +8,9 @@ One backlog is loaded and is drained by turns
 
 each time from the same position. Beside each of the first two a bare client of the same library sends the same bodies to
 the same server in the same batches and lanes: what sending costs at the least. It has the bodies in memory, while outboxd
-reads them from the log: where sending is faster than the log, the log is the limit, and what outboxd delivers to Kafka in
-the same run says how much that is. The receiver takes every event apart and
-counts what is missing and what is out of order.
+reads them from the log: where sending is faster than the log, the log is the limit. How fast the log can be read at all is
+measured beside them, by a client that reads and discards it. The receiver takes every event apart and counts what is missing
+and what is out of order.
 """
 
 import argparse
@@ -52,13 +52,14 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
 class SinksLoad(PostgresLoad):
     def turn(self, turn: int, rabbitmq: str) -> dict:
         say(f"run {turn} of {self.options.runs}")
-        measured = {}
+        measured = {"log": self.report.add("bare reader of the log", run=turn, **self.bare(self.options.pause))}
         servers = {"http": [], "http 10 ms": ["--service", SERVICE_MS], "rabbitmq": ["--rabbitmq", rabbitmq]}
         for kind, server in servers.items():
             bare = self.bare_sender(kind, server)
             self.report.add(f"bare {kind}", run=turn, **bare)
             relayed = self.to_sink(kind, server, f"bench_{kind.replace(' ', '_')}_{turn}")
             relayed["of_bare"] = relayed["rows_s"] / bare["rows_s"]
+            relayed["of_lesser"] = relayed["rows_s"] / min(bare["rows_s"], measured["log"]["rows_s"])
             self.report.add(f"outboxd to {kind}", run=turn, **relayed)
             measured[f"bare {kind}"], measured[kind] = bare, relayed
         for count in FANS:
@@ -119,12 +120,13 @@ def _table(turns: list[dict]) -> list[Row]:
     def of(which, name: str) -> list[float | None]:
         return [turn[which].get(name) for turn in turns]
 
-    rows = []
+    rows = [Row("bare reader of the log, rows/s", of("log", "rows_s"))]
     for kind, title in TITLES.items():
         rows += [
             Row(f"outboxd to {title}, events/s", of(kind, "rows_s")),
             Row(f"bare client to {title}, events/s", of(f"bare {kind}", "rows_s")),
             Row(f"outboxd / bare, {title}", of(kind, "of_bare"), 2, at_least=0.7),
+            Row(f"outboxd / the lesser of bare client and bare reader of the log, {title}", of(kind, "of_lesser"), 2),
             Row(f"outboxd to {title} / outboxd to Kafka", [
                 turn[kind]["rows_s"] / turn[1]["rows_s"] for turn in turns
             ], 2),
