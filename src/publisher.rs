@@ -308,7 +308,8 @@ impl Publisher<'_> {
             let (refused, verdict) = match self.router.route(chunk, event) {
                 Err(unroutable) => {
                     let why = unroutable.to_string();
-                    let verdict = ledger.map(|(ledger, row)| ledger.refuse(row, None, &why, true));
+                    let key = self.router.key_column(chunk, event);
+                    let verdict = ledger.map(|(ledger, row)| ledger.refuse(row, key, &why, true));
                     (why, verdict)
                 }
                 Ok(record) => {

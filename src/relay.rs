@@ -216,16 +216,17 @@ impl Pump<'_, '_> {
         }
     }
 
-    /// What may be claimed. A log is read whatever it brings, and the windows wait with it.
-    async fn room(&mut self) -> Room {
-        let mut room = Room::ENDLESS;
+    /// What may be claimed; nothing when all are stopped. A log is read whatever it brings, and the windows wait with it.
+    async fn room(&mut self) -> Option<Room> {
+        let mut room = None;
         for publisher in self.publishers.iter_mut() {
             let account = &publisher.account;
             let (events, bytes) = tokio::select! {
                 room = account.window.until_room() => room,
                 () = account.until_stopped() => continue,
             };
-            room = Room { events: room.events.min(events), bytes: room.bytes.min(bytes) };
+            let before: Room = room.unwrap_or(Room::ENDLESS);
+            room = Some(Room { events: before.events.min(events), bytes: before.bytes.min(bytes) });
         }
         room
     }
@@ -235,7 +236,14 @@ impl Pump<'_, '_> {
             // Nothing of what follows is wanted in this generation.
             return std::future::pending().await;
         }
-        let room = if reader.claims() { self.room().await } else { Room::ENDLESS };
+        let room = match reader.claims() {
+            false => Room::ENDLESS,
+            true => match self.room().await {
+                Some(room) => room,
+                // Nobody takes what would be claimed.
+                None => return std::future::pending().await,
+            },
+        };
         reader.next(chunk, room).await?;
         self.status.read(chunk);
         let lone = self.publishers.len() == 1;

@@ -57,6 +57,7 @@ impl Resolver {
         let patience = Patience {
             most,
             counts_last: scheme.counts_last,
+            fails_at_once: scheme.fails_at_once,
             first_backoff,
             longest_backoff: scheme.longest_backoff.max(first_backoff),
         };

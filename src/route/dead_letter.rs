@@ -61,6 +61,14 @@ impl Router {
         }
     }
 
+    /// The event's key as far as it is a column of its own, whatever else is wrong with the event.
+    pub fn key_column<'a>(&self, chunk: &'a Chunk, event: &OutboxEvent) -> Option<&'a [u8]> {
+        match &self.plan.key {
+            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
+            _ => None,
+        }
+    }
+
     /// Names an event for people: its id, where the layout has one.
     pub fn describe(&self, chunk: &Chunk, event: &OutboxEvent) -> String {
         let id = self.plan.headers.first().and_then(|(_, origin)| match origin {

@@ -57,6 +57,8 @@ pub struct Polling {
     pub most: u32,
     /// Whether the last failure is counted as well.
     pub counts_last: bool,
+    /// Whether a row that can never be delivered is told by its status, however seldom it was tried.
+    pub fails_at_once: bool,
     /// Where a row says for itself how often.
     pub own_most: Option<&'static str>,
     pub lease: Duration,
@@ -116,6 +118,7 @@ pub static NATIVE: Polling = Polling {
     batch: 500,
     most: 5,
     counts_last: true,
+    fails_at_once: true,
     own_most: None,
     lease: MINUTE,
     first_backoff: SECOND,
@@ -160,6 +163,7 @@ pub static MESSAGE_GROUP: Polling = Polling {
     batch: 500,
     most: 3,
     counts_last: false,
+    fails_at_once: true,
     own_most: None,
     lease: Duration::from_secs(300),
     first_backoff: SECOND,
@@ -186,6 +190,7 @@ pub static ENTITY: Polling = Polling {
     batch: 500,
     most: 5,
     counts_last: true,
+    fails_at_once: false,
     own_most: Some("max_retries"),
     lease: MINUTE,
     first_backoff: SECOND,
@@ -232,6 +237,7 @@ pub static OCCURRED_ON: Polling = Polling {
     batch: 100,
     most: 3,
     counts_last: true,
+    fails_at_once: false,
     own_most: None,
     lease: MINUTE,
     first_backoff: SECOND,
@@ -260,6 +266,7 @@ pub static PRODUCE_RECEIVE: Polling = Polling {
     batch: 500,
     most: 3,
     counts_last: true,
+    fails_at_once: false,
     own_most: None,
     lease: MINUTE,
     first_backoff: SECOND,

@@ -85,6 +85,8 @@ impl Batch {
 pub struct Patience {
     pub most: u32,
     pub counts_last: bool,
+    /// A row that can never be delivered is not tried again.
+    pub fails_at_once: bool,
     pub first_backoff: Duration,
     pub longest_backoff: Duration,
 }
@@ -246,7 +248,7 @@ impl Ledger {
         let Some(batch) = inner.batch_of(row) else { return Verdict::Failed };
         let (table, at) = (batch.table, (row - batch.first_row) as usize);
         let refused = &batch.rows[at];
-        if hopeless || !self.patience.allows_another(refused) {
+        if (hopeless && self.patience.fails_at_once) || !self.patience.allows_another(refused) {
             batch.marks.push((at as u32, Mark::Fail { why: why.to_owned() }));
             return Verdict::Failed;
         }
@@ -324,6 +326,7 @@ mod tests {
     const PATIENCE: Patience = Patience {
         most: 3,
         counts_last: true,
+        fails_at_once: true,
         first_backoff: Duration::from_secs(1),
         longest_backoff: Duration::from_secs(60),
     };

@@ -24,6 +24,7 @@ pub mod progress;
 mod view;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -44,11 +45,17 @@ pub use view::View;
 pub struct Memory {
     pub ledger: Arc<Ledger>,
     holder: String,
+    /// This process has led.
+    led: AtomicBool,
 }
 
 impl Memory {
     pub fn new(settings: &PollSettings) -> Self {
-        Memory { ledger: Arc::new(Ledger::new(settings.patience)), holder: settings.worker.clone() }
+        Memory {
+            ledger: Arc::new(Ledger::new(settings.patience)),
+            holder: settings.worker.clone(),
+            led: AtomicBool::new(false),
+        }
     }
 }
 
@@ -224,7 +231,7 @@ pub async fn open(
     stats: &Arc<SourceStats>,
 ) -> Result<Opened, SourceFailure> {
     let mut claims = Store::open(of, settings, projection, &memory.holder).await?;
-    claims.lead().await?;
+    lead(&mut claims, memory).await?;
     let mut marks = claims.another().await?;
     let ledger = memory.ledger.clone();
     ledger.begin_anew();
@@ -284,6 +291,22 @@ pub async fn open(
     })
 }
 
+/// Takes the lead. Where this process had it a moment ago, the server may not have noticed yet that its session has ended.
+async fn lead(store: &mut Store, memory: &Memory) -> Result<(), SourceFailure> {
+    let deadline = Instant::now() + OWN_SESSION_PATIENCE;
+    loop {
+        match store.lead().await {
+            Err(SourceFailure::Held { .. }) if memory.led.load(Ordering::Relaxed) && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            led => {
+                memory.led.store(led.is_ok(), Ordering::Relaxed);
+                return led;
+            }
+        }
+    }
+}
+
 /// Looks at everything that polling needs, and changes nothing.
 pub async fn preflight(settings: &PollSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     let mut report = Report::default();
@@ -319,6 +342,9 @@ pub async fn stand_by(settings: &PollSettings, of: &PipelineSettings) -> Result<
 
 /// The position behind everything that was pending.
 pub const DRAINED: u64 = u64::MAX;
+
+/// How long our own last session may live on.
+const OWN_SESSION_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a row is taken to weigh before one was seen.
 const FIRST_ROW_BYTES: usize = 16 << 10;
