@@ -25,6 +25,25 @@ struct Tags {
     any_of: Vec<String>,
 }
 
+impl Tags {
+    /// Whether a required tag cannot be in the value, by its bytes alone: with many publishers most of them want nothing
+    /// of an event, and taking its tags apart for each would cost more than all the rest.
+    fn are_plainly_missing(&self, value: &[u8]) -> bool {
+        // Escapes may hide a tag, and an object has names and values apart.
+        if value.contains(&b'\\') || (value.starts_with(b"{") && value.contains(&b':')) {
+            return false;
+        }
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'=' | b'_' | b'-' | b'.');
+        let missing = |tag: &String| {
+            let tag = tag.as_bytes();
+            // A number may be written in several ways, a name in one.
+            let named = tag.first().is_some_and(u8::is_ascii_alphabetic);
+            named && tag.iter().copied().all(plain) && !value.windows(tag.len()).any(|part| part == tag)
+        };
+        self.required.iter().any(missing)
+    }
+}
+
 #[derive(Debug)]
 enum Versions {
     Exactly(String),
@@ -138,6 +157,9 @@ impl Selection {
             None => true,
             Some(tags) => {
                 let found = text_of(&tags.origin, chunk, event, &mut pointers, &mut buffer);
+                if found.is_some_and(|found| tags.are_plainly_missing(found)) {
+                    return false;
+                }
                 let found = found.map(tags_in).unwrap_or_default();
                 let has = |tag: &String| match tag.contains('=') {
                     true => found.iter().any(|found| found == tag),
@@ -280,6 +302,32 @@ mod tests {
         assert_eq!(tags("a, k=v"), "a | k=v");
         assert_eq!(tags("\"one\""), "one");
         assert!(tags_in(b"\xff").is_empty());
+    }
+
+    proptest! {
+        /// The look at the bytes never denies a tag that is there, whatever form the tags have.
+        #[test]
+        fn a_tag_that_is_there_is_never_plainly_missing(
+            tags in prop::collection::vec("[a-c=\"\\\\ ,7.]{1,4}", 1..4), wanted in "[a-c][a-c=7.]{0,3}", form in 0..4,
+        ) {
+            let value = match form {
+                0 => serde_json::to_string(&tags).unwrap(),
+                1 => {
+                    let quote = |tag: &String| format!("\"{}\"", tag.replace('\\', "\\\\").replace('"', "\\\""));
+                    format!("{{{}}}", tags.iter().map(quote).collect::<Vec<_>>().join(","))
+                }
+                2 => {
+                    let members = tags.iter().map(|tag| (tag.clone(), serde_json::Value::Bool(true))).collect();
+                    serde_json::Value::Object(members).to_string()
+                }
+                _ => tags.join(","),
+            };
+            let wants = Tags { origin: Origin::Slot(0), required: vec![wanted.clone()], any_of: Vec::new() };
+            let found = tags_in(value.as_bytes());
+            if found.iter().any(|tag| *tag == wanted) || value_of(&found, &wanted).is_some() {
+                prop_assert!(!wants.are_plainly_missing(value.as_bytes()), "{wanted} in {value}");
+            }
+        }
     }
 
     #[test]
