@@ -482,3 +482,26 @@ impl Confirmer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_poller_waits_longer_and_longer_and_comes_back_with_work() {
+        let second = Duration::from_secs(1);
+        let mut pace = Pace { interval: second, longest: second * 10, empty: 0, next: Instant::now() };
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            pace.nothing();
+            pauses.push((pace.next - Instant::now()).as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+        pace.found(false);
+        assert_eq!(pace.next - Instant::now(), second);
+        pace.nothing();
+        assert_eq!(pace.next - Instant::now(), second, "it begins anew");
+        pace.found(true);
+        assert_eq!(pace.next, Instant::now(), "there is more");
+    }
+}
