@@ -351,7 +351,7 @@ fn known_position(
 
 /// A session with the server to read from. Where several are named and the checkpoint is kept in the source, it is the
 /// first that can be written: after a fail-over the old primary may be back as a replica.
-async fn connect(settings: &MySqlSettings, info: &ConnInfo) -> Result<Session, SourceFailure> {
+pub(crate) async fn connect(settings: &MySqlSettings, info: &ConnInfo) -> Result<Session, SourceFailure> {
     if info.hosts.len() == 1 || settings.checkpoint != CheckpointPlace::Source {
         return Session::connect(info).await;
     }
