@@ -10,6 +10,7 @@ use super::tables::{self, missing_columns};
 use super::{first_position, refuse};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MySqlSettings, Snapshot, TableName};
+use crate::dead_letters::mysql as letters;
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
@@ -101,6 +102,9 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     let has_table = checkpoint::table_exists(session, database).await?;
     if place.is_table() {
         plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
+    }
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, format!("table {table}"), letters::create(table));
     }
     let stored = match place.is_table() && !has_table {
         true => None,

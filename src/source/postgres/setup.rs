@@ -13,7 +13,8 @@ use super::slot;
 use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
-use crate::config::{PostgresSettings, Snapshot};
+use crate::config::{PostgresSettings, Snapshot, TableName};
+use crate::dead_letters::postgres as letters;
 use crate::source::notes;
 use crate::source::{SourceFailure, schema};
 
@@ -178,6 +179,9 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     }
     plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, create_letters(table));
+    }
     plan.add(found.is_some(), create_publication(wanted));
     if publication.is_some_and(|publication| !publication.all_tables) {
         // The tables that were missing a moment ago cannot be in it.
@@ -201,6 +205,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
     }
     steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    steps.extend(wanted.letter_tables().into_iter().map(create_letters));
     steps.push(create_publication(wanted));
     steps.push(create_slot(wanted, NEWEST_VERSION));
     steps.push(store_row(wanted));
@@ -211,7 +216,7 @@ fn create_schema(schema: &str) -> Step {
     Step::new(format!("schema {schema}"), format!("CREATE SCHEMA IF NOT EXISTS {}", quote(schema)))
 }
 
-fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: u32) -> Step {
+fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
     let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
@@ -230,9 +235,13 @@ fn create_table(wanted: &Wanted<'_>, table: &crate::config::TableName, version: 
     Step::new(format!("table {table}"), sql)
 }
 
+fn create_letters(table: &TableName) -> Step {
+    Step::new(format!("table {table}"), letters::create(table))
+}
+
 fn create_publication(wanted: &Wanted<'_>) -> Step {
     let name = &wanted.settings.publication;
-    let tables = wanted.settings.tables.iter().map(crate::config::TableName::quoted);
+    let tables = wanted.settings.tables.iter().map(TableName::quoted);
     Step::new(format!("publication {name}"), slot::create_publication(name, tables))
 }
 
