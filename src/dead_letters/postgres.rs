@@ -36,12 +36,16 @@ impl Letters {
 
     fn failed(&self, doing: &str) -> impl Fn(tokio_postgres::Error) -> SourceFailure + use<> {
         let on = format!("{doing} the dead-letter table {}", self.table);
+        let missing = super::by_hand(&self.table, "sql/postgres/dead-letters.sql");
         let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} to this role", self.table.quoted());
         move |error| {
             let code = error.code().map(|code| code.code().to_owned()).unwrap_or_default();
             match (code.get(..2), classify_sql(&error, &on)) {
                 (_, SourceFailure::NotReady { what, .. }) if code == "42501" => {
                     SourceFailure::NotReady { what, remedy: grant.clone() }
+                }
+                (_, SourceFailure::NotReady { what, .. }) if code == "42P01" => {
+                    SourceFailure::NotReady { what, remedy: missing.clone() }
                 }
                 // What is in the letter, or a limit of the server's.
                 (Some("22" | "23" | "54"), SourceFailure::Transient { what }) => {
