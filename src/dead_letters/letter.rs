@@ -30,7 +30,7 @@ const SNAPSHOT: &str = "snapshot";
 pub struct Letter {
     pub pipeline: String,
     pub publisher: String,
-    /// Empty for a message that is in no table.
+    /// Empty where it is not known: for a message that is in no table, and where several tables are not told apart.
     pub source_table: String,
     pub event_id: Option<String>,
     /// `None` when it never became a record.
@@ -75,7 +75,7 @@ impl Letter {
         self.headers.iter().find(|(known, _)| *known == name).and_then(|(_, value)| value)
     }
 
-    /// The same for the same event of the same commit, and for no other. Where the id and the commit do not tell events
+    /// The same for the same event of the same commit, and for no other. Where table, id and commit do not tell events
     /// apart, what is in them does.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut digest = Context::new(&SHA256);
@@ -89,7 +89,7 @@ impl Letter {
         }
         let id = self.header("id").or_else(|| self.header("event_id"));
         add(id);
-        if id.is_none() || self.position == SNAPSHOT {
+        if id.is_none() || self.source_table.is_empty() || self.position == SNAPSHOT {
             add(self.topic.as_deref().map(str::as_bytes));
             add(self.key.as_deref());
             add(self.value.as_deref());
@@ -200,7 +200,7 @@ mod tests {
         for (name, value) in [(TOPIC, "orders"), (POSITION, "0/1"), (REASON, "no"), (PIPELINE, "p"), (PUBLISHER, "p")] {
             headers.push(name, Some(value.as_bytes()));
         }
-        Letter::from_marked(&headers)
+        Letter { source_table: "outbox".to_owned(), ..Letter::from_marked(&headers) }
     }
 
     #[test]
@@ -222,7 +222,10 @@ mod tests {
         assert_ne!(with("1", "a").fingerprint(), with("2", "a").fingerprint());
         let elsewhere = Letter { position: "0/2".to_owned(), ..with("1", "a") };
         assert_ne!(with("1", "a").fingerprint(), elsewhere.fingerprint());
-        // Without an id, or in a snapshot, what is in them counts.
+        let table = |name: &str, value: &str| Letter { source_table: name.to_owned(), ..with("1", value) };
+        assert_ne!(table("outbox", "a").fingerprint(), table("audit", "a").fingerprint());
+        // Without an id, a table or a commit of its own, what is in them counts.
+        assert_ne!(table("", "a").fingerprint(), table("", "b").fingerprint());
         let nameless = |value: &str| Letter { value: Some(value.into()), ..marked(&[]) };
         assert_ne!(nameless("a").fingerprint(), nameless("b").fingerprint());
         assert_eq!(nameless("a").fingerprint(), nameless("a").fingerprint());

@@ -12,6 +12,8 @@ use crate::sink::SinkFailure;
 use crate::source::SourceFailure;
 use crate::status::PublisherStatus;
 
+/// How long an attempt may take; a connection may be dead without anybody having said so.
+const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -72,7 +74,9 @@ impl LetterWriter {
                 *open = Some(letters);
                 Ok(())
             };
-            match attempt.await.map_err(told) {
+            let attempted = tokio::time::timeout(PATIENCE, attempt).await;
+            let silent = |_| Err(SourceFailure::Transient { what: format!("no answer within {PATIENCE:?}") });
+            match attempted.unwrap_or_else(silent).map_err(told) {
                 Ok(()) => {
                     if late {
                         self.status.sink_is_back();

@@ -12,7 +12,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use super::lanes::Parcel;
 use super::{Owner, SinkFailure, kafka};
 use crate::ack_window::{AckWindow, Bells, Limits};
-use crate::config::{DeadLetter, KafkaSettings, PublisherSettings, SinkSettings};
+use crate::config::{DeadLetter, KafkaSettings, PublisherSettings, SinkSettings, SourceSettings};
 use crate::dead_letters::letter::{self, Letter};
 use crate::dead_letters::writer::LetterWriter;
 
@@ -25,8 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub struct Office {
     pipeline: String,
     publisher: String,
-    /// The names of the tables that events come from.
-    tables: Vec<String>,
+    /// The tables that events come from: as records know them, and as people do.
+    tables: Vec<(String, String)>,
     /// How often a record is tried before it comes here.
     attempts: u32,
     place: Place,
@@ -89,7 +89,7 @@ impl Office {
         Ok(Office {
             pipeline: owner.pipeline.to_owned(),
             publisher: settings.name.clone(),
-            tables: settings.route.tables.clone(),
+            tables: tables(&settings.source),
             attempts: retries.saturating_add(1),
             place,
             taken: owner.status.metrics.dead_letters.clone(),
@@ -148,15 +148,17 @@ impl Office {
 
     /// The letter as a table has it.
     fn letter(&self, parcel: &Parcel) -> Letter {
-        let table = match &parcel.table {
-            // Records know it with dashes, and only where there are several.
-            Some(dashed) => self.tables.iter().find(|name| name.replace('_', "-") == **dashed),
-            None => self.tables.first().filter(|_| self.tables.len() == 1),
+        // Records know it only where there are several, and two of one name, or all of a database, are not told apart.
+        let mut named =
+            self.tables.iter().filter(|(name, _)| parcel.table.as_deref().is_none_or(|table| name == table));
+        let table = match (named.next(), named.next()) {
+            (Some((name, shown)), None) if name != "*" => shown.as_str(),
+            _ => "",
         };
         Letter {
             key: parcel.key.as_deref().map(<[u8]>::to_vec),
             value: parcel.value.as_deref().map(<[u8]>::to_vec),
-            source_table: table.cloned().unwrap_or_default(),
+            source_table: table.to_owned(),
             attempts: self.attempts,
             ..Letter::from_marked(&parcel.headers)
         }
@@ -215,4 +217,11 @@ impl Office {
             }
         }
     }
+}
+
+/// The tables of the source, with one that has no name for messages that are in none.
+fn tables(source: &SourceSettings) -> Vec<(String, String)> {
+    let named = source.tables().iter().map(|table| (table.name.replace('_', "-"), table.to_string()));
+    let messages = matches!(source, SourceSettings::Postgres(postgres) if !postgres.message_prefixes.is_empty());
+    named.chain(messages.then(Default::default)).collect()
 }
