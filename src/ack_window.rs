@@ -110,6 +110,25 @@ impl AckWindow {
         }
     }
 
+    /// How many events and bytes fit now.
+    pub fn room(&self) -> (usize, usize) {
+        let slots = SLOTS - self.ring().ends.len();
+        let events = self.limits.events.saturating_sub(self.events.load(Ordering::Acquire));
+        let bytes = self.limits.bytes.saturating_sub(self.bytes.load(Ordering::Acquire));
+        if slots == 0 { (0, 0) } else { (events, bytes) }
+    }
+
+    /// Waits until something fits. For the one task that admits; may be cancelled.
+    pub async fn until_room(&self) -> (usize, usize) {
+        loop {
+            let (events, bytes) = self.room();
+            if events > 0 && bytes > 0 {
+                return (events, bytes);
+            }
+            self.room.notified().await;
+        }
+    }
+
     /// Gives the chunk the next place in order, if it fits. For one task only.
     pub fn try_admit(&self, events: usize, bytes: usize) -> Option<Receipt> {
         let mut ring = self.ring();

@@ -12,7 +12,7 @@
 
 use bytes::Bytes;
 
-use crate::position::{Lsn, Position};
+use crate::position::{EventPosition, Lsn, Position};
 use crate::source::mongodb::token::ClusterTime;
 use crate::source::mysql::gtid::{MariaId, Uuid};
 
@@ -122,6 +122,9 @@ pub enum CommitId {
     Mongo(ClusterTime),
     /// A row that was in the table before the log was entered.
     Snapshot,
+    Event(EventPosition),
+    /// A row that the poller claimed, by the number of the claim.
+    Polled(u64),
 }
 
 impl std::fmt::Display for CommitId {
@@ -133,6 +136,8 @@ impl std::fmt::Display for CommitId {
             CommitId::Binlog { file, offset } => write!(f, "{file:06}:{offset}"),
             CommitId::Mongo(time) => time.fmt(f),
             CommitId::Snapshot => f.write_str("snapshot"),
+            CommitId::Event(event) => event.fmt(f),
+            CommitId::Polled(number) => write!(f, "batch {number}"),
         }
     }
 }
@@ -183,6 +188,8 @@ pub struct Chunk {
     pub transactions: u32,
     /// Whether these rows are old already and more are at hand: they may wait a moment to be sent together.
     pub catching_up: bool,
+    /// What the poller calls the first of these rows; the others follow. `None` where a log is read.
+    pub first_row: Option<u64>,
     pub end: Option<CommitEnd>,
 }
 
@@ -199,6 +206,7 @@ impl Chunk {
         self.defects.clear();
         self.transactions = 0;
         self.catching_up = false;
+        self.first_row = None;
         self.end = None;
     }
 
@@ -251,6 +259,18 @@ impl Chunk {
         if let Some(event) = self.events.last_mut() {
             event.defective = true;
             self.defects.push(Defect { first_field: event.first_field, why, content });
+        }
+    }
+
+    /// What the poller calls the row of this event.
+    pub fn row(&self, event: &OutboxEvent) -> Option<u64> {
+        Some(self.first_row? + u64::from(event.first_field) / self.width.max(1) as u64)
+    }
+
+    /// Says when the latest commit was made, where that is known only by its rows.
+    pub fn set_commit_time(&mut self, committed_at: Micros) {
+        if let Some(commit) = self.commits.last_mut() {
+            commit.committed_at = committed_at;
         }
     }
 

@@ -66,6 +66,8 @@ pub struct PublisherMetrics {
     pub retries: Counter,
     pub failures: Counter,
     pub dead_letters: Counter,
+    /// Rows of a poller that the sink refused, each time.
+    pub refusals: Counter,
 }
 
 impl PipelineMetrics {
@@ -87,6 +89,9 @@ pub struct Metrics {
     retries: Family<PipelineLabel, Counter>,
     failures: Family<PipelineLabel, Counter>,
     dead_letters: Family<PipelineLabel, Counter>,
+    refusals: Family<PipelineLabel, Counter>,
+    polls: Family<PipelineLabel, Counter>,
+    depth: Family<PipelineLabel, Gauge>,
     unmatched: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
@@ -117,6 +122,9 @@ impl Default for Metrics {
             retries: Family::default(),
             failures: Family::default(),
             dead_letters: Family::default(),
+            refusals: Family::default(),
+            polls: Family::default(),
+            depth: Family::default(),
             unmatched: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
@@ -135,6 +143,8 @@ impl Default for Metrics {
             ("retries", "Times the pipeline began again after passing trouble", &metrics.retries),
             ("failures", "Times the pipeline ended for good", &metrics.failures),
             ("dead_letters", "Events put into the dead-letter place", &metrics.dead_letters),
+            ("refused_rows", "Polled rows that the sink refused, each time they were tried", &metrics.refusals),
+            ("polls", "Times a polled table was asked for rows", &metrics.polls),
             ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
         ];
         for (name, help, family) in counters {
@@ -155,6 +165,7 @@ impl Default for Metrics {
             ),
             ("in_flight", "Events read and not yet acknowledged", &metrics.in_flight),
             ("confirmed_position", "The confirmed position (PostgreSQL: the LSN as an integer)", &metrics.confirmed),
+            ("outbox_depth", "Rows of polled tables that are pending, counted up to 100,000 a table", &metrics.depth),
             ("leader", "1 when this instance reads the pipeline", &metrics.leader),
             ("slot_retained_bytes", "Bytes of log that the server keeps for the slot", &metrics.retained),
         ];
@@ -190,6 +201,7 @@ impl Metrics {
                 retries: self.retries.get_or_create_owned(&label),
                 failures: self.failures.get_or_create_owned(&label),
                 dead_letters: self.dead_letters.get_or_create_owned(&label),
+                refusals: self.refusals.get_or_create_owned(&label),
             }
         };
         let publishers = settings.publishers.iter().map(|one| (one.name.as_str(), publisher(&one.name))).collect();
@@ -227,6 +239,11 @@ impl Metrics {
         self.retained.get_or_create(&label).set(whole(snapshot.retained_bytes));
         for (side, connected) in [("source", snapshot.source_connected), ("sink", snapshot.sink_connected)] {
             self.connected.get_or_create(&SideLabel { pipeline: name(), side }).set(i64::from(connected));
+        }
+        if let Some(depth) = status.source.depth() {
+            self.depth.get_or_create(&label).set(whole(depth));
+            let polls = self.polls.get_or_create(&label);
+            polls.inc_by(status.source.polls().saturating_sub(polls.get()));
         }
         for (change, op) in Ignored::ALL {
             let counter = self.ignored.get_or_create(&OpLabel { pipeline: name(), op });

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNotes, Standing};
-use crate::config::{PipelineSettings, PublisherSettings};
+use crate::config::{Capture, PipelineSettings, PublisherSettings};
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::publisher::{Account, Publisher};
@@ -61,7 +61,7 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
     let Plans { projection, publishers } = Plans::compile(settings)?;
     let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
     let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
-    let source_memory = source::Memory::new(&settings.source);
+    let source_memory = source::Memory::new(settings);
     let mut backoff = FIRST_BACKOFF;
     let mut again = 0u32;
     loop {
@@ -214,14 +214,20 @@ impl Parts<'_> {
             notebook,
             noted: 0,
             attempts: JoinSet::new(),
+            source_memory: self.source_memory,
         };
         let mut publishers = Vec::new();
         let mut troubles = Vec::new();
         for (at, (prepared, (router, selection))) in prepared.into_iter().zip(routes).enumerate() {
             let (publisher, memory) = (&settings.publishers[at], &self.memories[at]);
             let note = warden.notes.publishers.get(&publisher.name).cloned().unwrap_or_default();
+            let by_table = matches!(settings.capture, Capture::Positions(_));
+            if by_table && note.state == Standing::Active {
+                // Whoever sets it ACTIVE in the table wants it to be tried again.
+                memory.forgive();
+            }
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
-            let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed);
+            let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed && !by_table);
             let further = match (noted, remembered) {
                 (Some(noted), Some(remembered)) if noted.covers(&remembered) => Some(noted),
                 (noted, remembered) => remembered.or(noted),
@@ -245,7 +251,11 @@ impl Parts<'_> {
                                 what: note.reason.clone(),
                                 remedy: "deliver what it missed from the table, then resume it".to_owned(),
                             };
-                            let halt = failed.unwrap_or_else(noted);
+                            let halt = failed.unwrap_or_else(|| {
+                                // This process has not seen it fail.
+                                account.status.metrics.failures.inc();
+                                noted()
+                            });
                             account.status.enter(State::Failed);
                             account.status.failed(&halt.to_string());
                             memory.fail(halt);
@@ -270,6 +280,7 @@ impl Parts<'_> {
                 account,
                 known,
                 picked: Vec::new(),
+                ledger: self.source_memory.ledger().map(Arc::as_ref),
                 gone: false,
             });
         }
@@ -294,8 +305,14 @@ impl Parts<'_> {
         let publisher = &self.settings.publishers[at];
         let limits = Limits { events: publisher.window.max_events, bytes: publisher.window.max_bytes };
         let window = Arc::new(AckWindow::new(limits, bells.clone()));
-        let owner = Owner { pipeline: &self.settings.name, status: &self.status.publishers[at] };
-        let sink = match self.memories[at].failed() {
+        let owner = Owner {
+            pipeline: &self.settings.name,
+            status: &self.status.publishers[at],
+            ledger: self.source_memory.ledger(),
+        };
+        // With an event store, whether it may try again is told by its table.
+        let by_table = matches!(self.settings.capture, Capture::Positions(_));
+        let sink = match self.memories[at].failed().filter(|_| !by_table) {
             // Nobody waits for one that has ended for good.
             Some(halt) => Err(Failure::Halt(halt)),
             None => Sink::create(publisher, &self.memories[at].sink, &window, &owner).map_err(Failure::from),
@@ -340,9 +357,10 @@ impl Parts<'_> {
     async fn notes(&self) -> Result<(PublisherNotes, Option<NoteBook>), SourceFailure> {
         // The source has just let us in: a password that changed a moment ago is read anew.
         let passing = |failure: SourceFailure| SourceFailure::Transient { what: failure.to_string() };
-        let mut book = NoteBook::open(self.settings).await.map_err(passing)?;
+        let mut book = NoteBook::open(self.settings, self.source_memory).await.map_err(passing)?;
         let notes = book.load().await?.unwrap_or_default();
-        if self.settings.is_lone() {
+        // An event store is read from where its publishers are, so there it is always noted.
+        if self.settings.is_lone() && !matches!(self.settings.capture, Capture::Positions(_)) {
             return Ok((notes, None));
         }
         book.prepare().await?;

@@ -62,6 +62,35 @@ pub enum Position {
     Binlog(Box<BinlogPosition>),
     /// A place in a change stream.
     Mongo(Box<StreamPosition>),
+    /// A claim of the poller, by its number in this process.
+    Poll(u64),
+    /// An event of an event store.
+    Event(EventPosition),
+}
+
+/// Where an event lies in an event store: a transaction may take a lower position than another and commit later, so
+/// transactions come first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EventPosition {
+    pub transaction: u64,
+    pub position: i64,
+}
+
+impl fmt::Display for EventPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.transaction, self.position)
+    }
+}
+
+impl FromStr for EventPosition {
+    type Err = ParsePositionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = text.split_once(':').and_then(|(transaction, position)| {
+            Some(EventPosition { transaction: transaction.parse().ok()?, position: position.parse().ok()? })
+        });
+        parsed.ok_or_else(|| ParsePositionError(text.to_owned()))
+    }
 }
 
 impl Position {
@@ -71,6 +100,8 @@ impl Position {
             (Position::Postgres(here), Position::Postgres(there)) => there <= here,
             (Position::Binlog(here), Position::Binlog(there)) => here.covers(there),
             (Position::Mongo(here), Position::Mongo(there)) => here.covers(there),
+            (Position::Poll(here), Position::Poll(there)) => there <= here,
+            (Position::Event(here), Position::Event(there)) => there <= here,
             _ => false,
         }
     }
@@ -82,6 +113,7 @@ impl Position {
             // A commit's id is where its record begins, a position where it ends.
             (Position::Postgres(here), CommitId::Postgres(begin)) => begin < here,
             (Position::Binlog(here), commit) => here.has(commit),
+            (Position::Event(here), CommitId::Event(event)) => event <= here,
             (Position::Mongo(here), CommitId::Mongo(time)) => *time < here.time || (*time == here.time && here.whole),
             _ => false,
         }
@@ -96,6 +128,9 @@ impl Position {
                 let token: ResumeToken = text.parse().ok()?;
                 Position::Mongo(Box::new(StreamPosition::after(token)))
             }
+            // Numbers of an earlier process say nothing here.
+            Position::Poll(_) => return None,
+            Position::Event(_) => Position::Event(text.parse().ok()?),
         })
     }
 
@@ -105,6 +140,8 @@ impl Position {
             Position::Postgres(lsn) => lsn.0,
             Position::Binlog(position) => position.as_gauge(),
             Position::Mongo(position) => position.time.as_gauge(),
+            Position::Poll(number) => *number,
+            Position::Event(event) => event.position.unsigned_abs(),
         }
     }
 }
@@ -115,6 +152,8 @@ impl fmt::Display for Position {
             Position::Postgres(lsn) => lsn.fmt(f),
             Position::Binlog(position) => position.fmt(f),
             Position::Mongo(position) => position.fmt(f),
+            Position::Poll(number) => write!(f, "batch {number}"),
+            Position::Event(event) => event.fmt(f),
         }
     }
 }

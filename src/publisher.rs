@@ -23,9 +23,10 @@ use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::position::Position;
-use crate::route::Router;
 use crate::route::selection::Selection;
+use crate::route::{Record, Router};
 use crate::sink::{Enqueued, Sink};
+use crate::source::poll::ledger::{Ledger, Verdict};
 use crate::status::PublisherStatus;
 
 /// What the relay's tasks share of a publisher.
@@ -97,7 +98,7 @@ impl Account {
         self.stopped.load(Ordering::Acquire)
     }
 
-    async fn until_stopped(&self) {
+    pub async fn until_stopped(&self) {
         while !self.is_stopped() {
             self.stop.notified().await;
         }
@@ -178,6 +179,8 @@ pub struct Publisher<'a> {
     /// What it had before this generation, until the log is past it.
     pub known: Option<Position>,
     pub picked: Vec<u32>,
+    /// Where its rows are, if a poller claimed them.
+    pub ledger: Option<&'a Ledger>,
     /// It stays behind.
     pub gone: bool,
 }
@@ -274,7 +277,13 @@ impl Publisher<'_> {
     fn enqueue(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<bool, Failure> {
         let Some(sink) = &mut self.sink else { return Ok(true) };
         Ok(match self.router.route(chunk, event) {
-            Ok(record) => matches!(sink.enqueue(&record, receipt)?, Enqueued::Queued),
+            Ok(record) => {
+                if self.ledger.is_some_and(|ledger| waits(ledger, sink, &record)) {
+                    self.account.window.resolve(receipt);
+                    return Ok(true);
+                }
+                matches!(sink.enqueue(&record, receipt)?, Enqueued::Queued)
+            }
             Err(_) => false,
         })
     }
@@ -296,26 +305,52 @@ impl Publisher<'_> {
     async fn deliver_or_park(&mut self, chunk: &Chunk, event: &OutboxEvent, receipt: Receipt) -> Result<(), Failure> {
         let Some(sink) = &mut self.sink else { return Ok(()) };
         loop {
-            let refused = match self.router.route(chunk, event) {
-                Err(unroutable) => unroutable.to_string(),
-                Ok(record) => match sink.enqueue(&record, receipt)? {
-                    Enqueued::Queued => return Ok(()),
-                    Enqueued::Full => {
-                        tokio::time::sleep(Duration::from_millis(2)).await;
-                        continue;
-                    }
-                    Enqueued::Suspect => match sink.send_alone(&record, receipt).await? {
+            let ledger = self.ledger.zip(chunk.row(event));
+            let (refused, verdict) = match self.router.route(chunk, event) {
+                Err(unroutable) => {
+                    let why = unroutable.to_string();
+                    let key = self.router.key_column(chunk, event);
+                    let verdict = ledger.map(|(ledger, row)| ledger.refuse(row, key, &why, true));
+                    (why, verdict)
+                }
+                Ok(record) => {
+                    let why = match sink.enqueue(&record, receipt)? {
                         Enqueued::Queued => return Ok(()),
-                        Enqueued::Refused(why) => why,
-                        _ => continue,
-                    },
-                    Enqueued::Unprepared => match sink.prepare(record.topic).await? {
+                        Enqueued::Full => {
+                            tokio::time::sleep(Duration::from_millis(2)).await;
+                            continue;
+                        }
+                        Enqueued::Suspect => match sink.send_alone(&record, receipt).await? {
+                            Enqueued::Queued => return Ok(()),
+                            Enqueued::Refused(why) => why,
+                            _ => continue,
+                        },
+                        Enqueued::Unprepared => match sink.prepare(record.topic).await? {
+                            Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
+                            _ => continue,
+                        },
                         Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
-                        _ => continue,
-                    },
-                    Enqueued::Refused(why) => format!("topic `{}`: {why}", record.topic),
-                },
+                    };
+                    let verdict = ledger.map(|(ledger, row)| ledger.refuse(row, record.key, &why, false));
+                    (why, verdict)
+                }
             };
+            if let Some(verdict) = verdict {
+                self.account.status.metrics.refusals.inc();
+                let parks = self.settings.dead_letter != DeadLetter::None;
+                match verdict {
+                    Verdict::Again => tracing::info!("a row was refused and is tried again: {refused}"),
+                    Verdict::Failed if parks => {}
+                    Verdict::Failed => {
+                        let id = self.router.describe(chunk, event);
+                        tracing::warn!("the row {id} has failed for good: {refused}");
+                    }
+                }
+                if verdict == Verdict::Again || !parks {
+                    self.account.window.resolve(receipt);
+                    return Ok(());
+                }
+            }
             return self.park(chunk, event, receipt, &refused).await;
         }
     }
@@ -368,4 +403,9 @@ impl Publisher<'_> {
         tracing::warn!(commit = %commit, "an event was put into the dead-letter {}: {why}", place.describe());
         Ok(())
     }
+}
+
+/// Whether a row must wait for another of its key, which was refused. Lanes find that out themselves, in their order.
+fn waits(ledger: &Ledger, sink: &Sink, record: &Record<'_>) -> bool {
+    !sink.has_lanes() && record.row.is_some_and(|row| ledger.must_wait(row, record.key))
 }

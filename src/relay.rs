@@ -22,6 +22,7 @@ use crate::pipeline::Stop;
 use crate::position::Position;
 use crate::publisher::{Account, Publisher};
 use crate::sink::Sink;
+use crate::source::poll::Room;
 use crate::source::{Confirmer, Opened, Reader};
 use crate::status::{PipelineStatus, State};
 use crate::warden::Warden;
@@ -65,7 +66,11 @@ impl Relay<'_> {
                 failure = pump.run(&mut reader) => Err(failure),
                 () = follower.run(start, target, &progress) => Ok(Ended::CaughtUp),
                 ended = warden.run() => ended,
-                raised = &mut alarm => Err(alarm_failure(raised)),
+                raised = &mut alarm => match raised {
+                    // What the source's watch has seen wants a new beginning.
+                    Ok(Ok(())) => Ok(Ended::Anew),
+                    raised => Err(alarm_failure(raised)),
+                },
                 () = stop.requested() => Ok(Ended::Stopped),
             }
         };
@@ -211,12 +216,35 @@ impl Pump<'_, '_> {
         }
     }
 
+    /// What may be claimed; nothing when all are stopped. A log is read whatever it brings, and the windows wait with it.
+    async fn room(&mut self) -> Option<Room> {
+        let mut room = None;
+        for publisher in self.publishers.iter_mut() {
+            let account = &publisher.account;
+            let (events, bytes) = tokio::select! {
+                room = account.window.until_room() => room,
+                () = account.until_stopped() => continue,
+            };
+            let before: Room = room.unwrap_or(Room::ENDLESS);
+            room = Some(Room { events: before.events.min(events), bytes: before.bytes.min(bytes) });
+        }
+        room
+    }
+
     async fn step(&mut self, reader: &mut Reader, chunk: &mut Chunk) -> Result<(), Failure> {
         if self.publishers.iter().all(|publisher| publisher.gone) {
             // Nothing of what follows is wanted in this generation.
             return std::future::pending().await;
         }
-        reader.next(chunk).await?;
+        let room = match reader.claims() {
+            false => Room::ENDLESS,
+            true => match self.room().await {
+                Some(room) => room,
+                // Nobody takes what would be claimed.
+                None => return std::future::pending().await,
+            },
+        };
+        reader.next(chunk, room).await?;
         self.status.read(chunk);
         let lone = self.publishers.len() == 1;
         let selective = self.publishers.iter().all(|publisher| publisher.selection.is_some() && !publisher.gone);

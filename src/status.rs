@@ -56,6 +56,36 @@ type Asked = (Order, oneshot::Sender<Result<(), String>>);
 /// How long an order may take.
 const ORDER_PATIENCE: Duration = Duration::from_secs(15);
 
+/// What is told of a pipeline and of a publisher alike.
+struct Told {
+    state: State,
+    since: Instant,
+    position: Option<Position>,
+    last_error: Option<String>,
+    /// Last time that something was read, acknowledged or confirmed, or that nothing was in flight.
+    last_progress: Instant,
+}
+
+impl Told {
+    fn new() -> Mutex<Self> {
+        let now = Instant::now();
+        Mutex::new(Told { state: State::Starting, since: now, position: None, last_error: None, last_progress: now })
+    }
+
+    fn of(told: &Mutex<Self>) -> MutexGuard<'_, Self> {
+        told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&mut self, state: State) {
+        if self.state != state {
+            (self.state, self.since) = (state, Instant::now());
+        }
+        if state == State::Streaming {
+            self.last_error = None;
+        }
+    }
+}
+
 /// What operators see of a publisher.
 pub struct PublisherStatus {
     name: String,
@@ -67,15 +97,7 @@ pub struct PublisherStatus {
     holds_back: AtomicBool,
     /// Its sink does not answer, or asks for patience.
     sink_away: AtomicBool,
-    told: Mutex<PublisherTold>,
-}
-
-struct PublisherTold {
-    state: State,
-    position: Option<Position>,
-    last_error: Option<String>,
-    /// Last time that something was acknowledged, or that nothing was in flight.
-    last_progress: Instant,
+    told: Mutex<Told>,
 }
 
 /// A copy of what is told of a publisher.
@@ -103,17 +125,12 @@ impl PublisherStatus {
             oldest_unconfirmed: AtomicU64::new(0),
             holds_back: AtomicBool::new(false),
             sink_away: AtomicBool::new(false),
-            told: Mutex::new(PublisherTold {
-                state: State::Starting,
-                position: None,
-                last_error: None,
-                last_progress: Instant::now(),
-            }),
+            told: Told::new(),
         }
     }
 
-    fn told(&self) -> MutexGuard<'_, PublisherTold> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn told(&self) -> MutexGuard<'_, Told> {
+        Told::of(&self.told)
     }
 
     pub fn name(&self) -> &str {
@@ -126,10 +143,8 @@ impl PublisherStatus {
 
     pub fn enter(&self, state: State) {
         let mut told = self.told();
-        told.state = state;
-        if state == State::Streaming {
-            told.last_error = None;
-        } else {
+        told.enter(state);
+        if state != State::Streaming {
             // What was in flight is read again, or was delivered.
             self.in_flight.store(0, Ordering::Relaxed);
             self.oldest_unconfirmed.store(0, Ordering::Relaxed);
@@ -228,17 +243,6 @@ pub struct PipelineStatus {
     asked: tokio::sync::Mutex<mpsc::Receiver<Asked>>,
 }
 
-struct Told {
-    state: State,
-    since: Instant,
-    position: Option<Position>,
-    last_error: Option<String>,
-    /// Last time that something was read or confirmed.
-    last_progress: Instant,
-    source_connected: bool,
-    sink_connected: bool,
-}
-
 /// A copy of what is told, for the admin address.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -252,6 +256,10 @@ pub struct Snapshot {
     pub lag_bytes: Option<u64>,
     pub lag_seconds: f64,
     pub retained_bytes: u64,
+    /// Rows that are pending, where a table is polled.
+    pub depth: Option<u64>,
+    /// Who keeps committed rows from being read, where that can be.
+    pub held_back_by: Option<String>,
     pub events: u64,
     pub unmatched: u64,
     pub dead_letters: u64,
@@ -266,7 +274,6 @@ pub struct Snapshot {
 
 impl PipelineStatus {
     pub fn new(name: &str, metrics: PipelineMetrics, publishers: Vec<(&str, PublisherMetrics)>) -> Self {
-        let now = Instant::now();
         let (ask, asked) = mpsc::channel(1);
         PipelineStatus {
             name: name.to_owned(),
@@ -277,22 +284,14 @@ impl PipelineStatus {
                 .map(|(name, metrics)| Arc::new(PublisherStatus::new(name, metrics)))
                 .collect(),
             confirmed: AtomicU64::new(0),
-            told: Mutex::new(Told {
-                state: State::Starting,
-                since: now,
-                position: None,
-                last_error: None,
-                last_progress: now,
-                source_connected: false,
-                sink_connected: false,
-            }),
+            told: Told::new(),
             ask,
             asked: tokio::sync::Mutex::new(asked),
         }
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        Told::of(&self.told)
     }
 
     pub fn name(&self) -> &str {
@@ -313,15 +312,7 @@ impl PipelineStatus {
 
     /// Enters a state and leaves the publishers in theirs.
     pub fn enter_alone(&self, state: State) {
-        let mut told = self.told();
-        if told.state != state {
-            (told.state, told.since) = (state, Instant::now());
-        }
-        let connected = matches!(state, State::Streaming | State::Paused);
-        (told.source_connected, told.sink_connected) = (connected, connected);
-        if state == State::Streaming {
-            told.last_error = None;
-        }
+        self.told().enter(state);
         self.metrics.entered(state);
     }
 
@@ -387,6 +378,7 @@ impl PipelineStatus {
         let server = self.source.server_position.load(Ordering::Relaxed);
         let confirmed = self.confirmed.load(Ordering::Relaxed);
         let lone = publishers.len() == 1 && publishers[0].name == self.name;
+        let leads = matches!(told.state, State::Streaming | State::Paused);
         Snapshot {
             name: self.name.clone(),
             state: told.state,
@@ -398,12 +390,14 @@ impl PipelineStatus {
             lag_bytes: self.source.lag_bytes(server.saturating_sub(confirmed)),
             lag_seconds: publishers.iter().map(|one| one.lag_seconds).fold(0.0, f64::max),
             retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
+            depth: self.source.depth(),
+            held_back_by: self.source.held_back_by(),
             events: publishers.iter().map(|one| one.events).sum(),
             unmatched: self.metrics.unmatched.get(),
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),
-            leader: matches!(told.state, State::Streaming | State::Paused),
-            source_connected: told.source_connected,
-            sink_connected: told.sink_connected && !publishers.iter().any(|one| one.sink_away),
+            leader: leads,
+            source_connected: leads,
+            sink_connected: leads && !publishers.iter().any(|one| one.sink_away),
             idle_for: told.last_progress.elapsed(),
             in_state_for: told.since.elapsed(),
             publishers: if lone { Vec::new() } else { publishers },

@@ -15,14 +15,14 @@ use tokio::time::MissedTickBehavior;
 
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNote, PublisherNotes, Standing};
-use crate::config::{DeadLetter, PipelineSettings, PublisherSettings, SourceSettings};
+use crate::config::{Capture, DeadLetter, PipelineSettings, PublisherSettings, SourceSettings};
 use crate::failure::{Failure, Halt};
 use crate::position::Position;
 use crate::publisher::Account;
 use crate::relay::Ended;
 use crate::sink::{self, Owner, Sink};
-use crate::source::SourceFailure;
 use crate::source::notes::NoteBook;
+use crate::source::{self, SourceFailure};
 use crate::status::{Order, PipelineStatus, PublisherStatus, State};
 
 /// How often the log that is kept is looked at.
@@ -67,6 +67,11 @@ impl Memory {
         self.inner().failed = Some(halt);
     }
 
+    /// Forgets why it had ended.
+    pub fn forgive(&self) {
+        self.inner().failed = None;
+    }
+
     /// How far it had come when its last generation ended, in the history that this is of.
     pub fn passed(&self, lineage: &str) -> Option<Position> {
         self.inner().passed.clone().filter(|(of, _)| of == lineage).map(|(_, position)| position)
@@ -100,6 +105,7 @@ pub struct Warden<'a> {
     /// Events that were acknowledged when the last notes were written.
     pub noted: usize,
     pub attempts: JoinSet<(usize, Result<(), Failure>)>,
+    pub source_memory: &'a source::Memory,
 }
 
 impl Warden<'_> {
@@ -183,6 +189,13 @@ impl Warden<'_> {
                 status.failed(&halt.to_string());
                 status.metrics.failures.inc();
                 tracing::error!(pipeline, publisher, code = halt.code as u8, "this publisher has ended: {halt}");
+                if matches!(self.settings.capture, Capture::Positions(_)) {
+                    // There it stands in the table until somebody sets it ACTIVE again.
+                    let position = ward.account.passed().position().map(ToString::to_string);
+                    let note = PublisherNote { state: Standing::Failed, position, reason: halt.to_string() };
+                    self.notes.publishers.insert(publisher.clone(), note);
+                    self.noted = usize::MAX;
+                }
                 ward.memory.fail(halt);
                 self.whether_any_is_left()?;
             }
@@ -347,7 +360,7 @@ impl Warden<'_> {
             return Ok(());
         }
         // There is none yet, or its connection is gone.
-        let mut book = NoteBook::open(self.settings).await?;
+        let mut book = NoteBook::open(self.settings, self.source_memory).await?;
         book.prepare().await?;
         book.save(&self.notes).await?;
         if self.notebook.is_some() {
@@ -450,7 +463,7 @@ impl Attempt {
     async fn make(self, pause: Duration) -> Result<(), Failure> {
         tokio::time::sleep(pause).await;
         let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
-        let owner = Owner { pipeline: &self.pipeline, status: &self.status };
+        let owner = Owner { pipeline: &self.pipeline, status: &self.status, ledger: None };
         let mut sink = Sink::create(&self.settings, &self.memory.sink, &window, &owner)?;
         let ready = ready(&mut sink, &self.settings, &window).await;
         sink.abandon().await;

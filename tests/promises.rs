@@ -14,9 +14,12 @@ mod promises {
     mod dead_letters;
     mod demo;
     mod documentation;
+    mod event_store;
     mod fan_out;
+    mod fan_out_trouble;
     mod fast_shutdown_is_not_blocked;
     mod http_sink;
+    mod http_trouble;
     mod init;
     mod kafka_sink;
     mod layouts;

@@ -12,6 +12,9 @@ control is the same harness producing to Kafka without database and relay.
 """
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 from . import REPOSITORY, load
 from .load import Load, delivery_rows, latency_rows, nothing_lost
@@ -56,15 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     stage.build()
-    brokers, broker = stage.start(BenchKafka())
-    address, _ = stage.start(BenchPostgres())
-    bench = PostgresLoad(stage, report, options, brokers, broker.pid)
-    # Bare client and outboxd alike; TLS would be measured otherwise.
-    bench.source = f"{address}?sslmode=disable"
-    version = bench.sql("SHOW server_version")[0][0]
-    bench.tell_setting("PostgreSQL " + version, postgres={"fsync": "off", **BenchPostgres.settings})
-    bench.load()
-    bench.warm_broker()
+    bench = PostgresLoad.begin(stage, report, options)
     drained = [bench.drain_by_turns(turn) for turn in range(1, options.runs + 1)]
     latency = bench.latency()
     report.table(_table(options, drained) + latency_rows(latency))
@@ -72,6 +67,20 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
 
 
 class PostgresLoad(Load):
+    @classmethod
+    def begin(cls, stage: Stage, report: Report, options: argparse.Namespace) -> Self:
+        """With its servers, and the backlog in place."""
+        brokers, broker = stage.start(BenchKafka())
+        address, _ = stage.start(BenchPostgres())
+        bench = cls(stage, report, options, brokers, broker.pid)
+        # Bare client and outboxd alike; TLS would be measured otherwise.
+        bench.source = f"{address}?sslmode=disable"
+        version = bench.sql("SHOW server_version")[0][0]
+        bench.tell_setting("PostgreSQL " + version, postgres={"fsync": "off", **BenchPostgres.settings})
+        bench.load()
+        bench.warm_broker()
+        return bench
+
     def sql(self, *statements: str) -> list[list[str]]:
         return self.stage.measure("sql", self.source, *statements)
 
@@ -128,11 +137,16 @@ class PostgresLoad(Load):
         arguments = ["--slot", SLOT, "--publication", PUBLICATION, "--rows", self.options.rows, "--pause", pause]
         return self.stage.measure("drain", self.source, *arguments)
 
-    def backlog(self, name: str) -> dict:
+    @contextmanager
+    def slot(self, name: str) -> Iterator[None]:
+        """A copy of the slot before the backlog, for one relay to read."""
         self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
-        measured = self.measure_backlog(name, watched=[], flags=[])
+        yield
         self.sql(f"SELECT pg_drop_replication_slot('{name}')")
-        return measured
+
+    def backlog(self, name: str) -> dict:
+        with self.slot(name):
+            return self.measure_backlog(name, watched=[], flags=[])
 
 
 def _table(options: argparse.Namespace, drained: list[tuple[dict, dict, dict]]) -> list[Row]:

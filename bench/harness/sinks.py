@@ -8,9 +8,9 @@ One backlog is loaded and is drained by turns
 
 each time from the same position. Beside each of the first two a bare client of the same library sends the same bodies to
 the same server in the same batches and lanes: what sending costs at the least. It has the bodies in memory, while outboxd
-reads them from the log: where sending is faster than the log, the log is the limit, and what outboxd delivers to Kafka in
-the same run says how much that is. The receiver takes every event apart and
-counts what is missing and what is out of order.
+reads them from the log: where sending is faster than the log, the log is the limit. How fast the log can be read at all is
+measured beside them, by a client that reads and discards it. The receiver takes every event apart and counts what is missing
+and what is out of order.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from servers.rabbitmq import Rabbitmq
 
 from . import postgres
 from .load import PARTITIONS
-from .postgres import PUBLICATION, SLOT, PostgresLoad
+from .postgres import PUBLICATION, PostgresLoad
 from .report import Report, Row
-from .stage import BenchKafka, BenchPostgres, Stage, say
+from .stage import Stage, say
 
 SUMMARY = "a backlog to HTTP, to RabbitMQ, and to many publishers"
 FANS = (1, 2, 5, 20)
@@ -39,15 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
     stage.build()
-    brokers, broker = stage.start(BenchKafka())
     rabbitmq, _ = stage.start(Rabbitmq())
-    address, _ = stage.start(BenchPostgres())
-    bench = SinksLoad(stage, report, options, brokers, broker.pid)
-    bench.source = f"{address}?sslmode=disable"
-    version = bench.sql("SHOW server_version")[0][0]
-    bench.tell_setting("PostgreSQL " + version, postgres={"fsync": "off", **BenchPostgres.settings})
-    bench.load()
-    bench.warm_broker()
+    bench = SinksLoad.begin(stage, report, options)
     turns = [bench.turn(turn, rabbitmq) for turn in range(1, options.runs + 1)]
     report.table(_table(turns))
     lost = sum(line.get("missing", 0) for turn in turns for line in turn.values())
@@ -59,13 +52,14 @@ def run(stage: Stage, report: Report, options: argparse.Namespace) -> bool:
 class SinksLoad(PostgresLoad):
     def turn(self, turn: int, rabbitmq: str) -> dict:
         say(f"run {turn} of {self.options.runs}")
-        measured = {}
+        measured = {"log": self.report.add("bare reader of the log", run=turn, **self.bare(self.options.pause))}
         servers = {"http": [], "http 10 ms": ["--service", SERVICE_MS], "rabbitmq": ["--rabbitmq", rabbitmq]}
         for kind, server in servers.items():
             bare = self.bare_sender(kind, server)
             self.report.add(f"bare {kind}", run=turn, **bare)
             relayed = self.to_sink(kind, server, f"bench_{kind.replace(' ', '_')}_{turn}")
             relayed["of_bare"] = relayed["rows_s"] / bare["rows_s"]
+            relayed["of_lesser"] = relayed["rows_s"] / min(bare["rows_s"], measured["log"]["rows_s"])
             self.report.add(f"outboxd to {kind}", run=turn, **relayed)
             measured[f"bare {kind}"], measured[kind] = bare, relayed
         for count in FANS:
@@ -84,20 +78,17 @@ class SinksLoad(PostgresLoad):
         return self.receive(server, f"bare_{kind.replace(' ', '_')}", [*command, "--batch", BATCH[kind], "--lanes", LANES])
 
     def to_sink(self, kind: str, server: list, name: str) -> dict:
-        self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
         command = [self.outboxd, "run", self.source, *self.flags(name), "--sink", "SINK", "--admin", "off"]
         command += ["--lanes", LANES, "--until-caught-up"]
         if kind == "rabbitmq":
             command += ["--amqp-batch", BATCH[kind], "--amqp-routing-key", "bench"]
         else:
             command += ["--http-batch", BATCH[kind]]
-        measured = self.receive(server, name, command)
-        self.sql(f"SELECT pg_drop_replication_slot('{name}')")
-        return measured
+        with self.slot(name):
+            return self.receive(server, name, command)
 
     def to_publishers(self, count: int, name: str) -> dict:
         """All but the first write to topics that are made before; the first's is what the instrument watches."""
-        self.sql(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{name}')")
         lines = [
             "[pipeline.bench]",
             f"source = {json.dumps(self.source)}",
@@ -111,17 +102,17 @@ class SinksLoad(PostgresLoad):
             lines += [f"[pipeline.bench.publisher.p{at}]", f"topic = {json.dumps(topic)}"]
         config = self.stage.folder / f"{name}.toml"
         config.write_text("\n".join(lines) + "\n")
-        measured = self.stage.measure(
-            "backlog",
-            *self.relay(name),
-            *["--rows", self.options.rows, "--broker", self.broker, "--ends"],
-            *["--", self.outboxd, "run", "--config", config, "--admin", "off", "--until-caught-up"],
-        )
+        with self.slot(name):
+            measured = self.stage.measure(
+                "backlog",
+                *self.relay(name),
+                *["--rows", self.options.rows, "--broker", self.broker, "--ends"],
+                *["--", self.outboxd, "run", "--config", config, "--admin", "off", "--until-caught-up"],
+            )
         # By its end, not by the first topic's: all of them are to be full.
         measured["deliveries_s"] = count * self.options.rows / measured["exit_s"]
         measured["cpu_s_per_m_deliveries"] = measured["cpu_s_per_m"] / count
-        self.sql(f"SELECT pg_drop_replication_slot('{name}')", "DELETE FROM outboxd_checkpoint",
-                 "DELETE FROM outboxd_publishers")
+        self.sql("DELETE FROM outboxd_checkpoint", "DELETE FROM outboxd_publishers")
         return measured
 
 
@@ -129,12 +120,13 @@ def _table(turns: list[dict]) -> list[Row]:
     def of(which, name: str) -> list[float | None]:
         return [turn[which].get(name) for turn in turns]
 
-    rows = []
+    rows = [Row("bare reader of the log, rows/s", of("log", "rows_s"))]
     for kind, title in TITLES.items():
         rows += [
             Row(f"outboxd to {title}, events/s", of(kind, "rows_s")),
             Row(f"bare client to {title}, events/s", of(f"bare {kind}", "rows_s")),
             Row(f"outboxd / bare, {title}", of(kind, "of_bare"), 2, at_least=0.7),
+            Row(f"outboxd / the lesser of bare client and bare reader of the log, {title}", of(kind, "of_lesser"), 2),
             Row(f"outboxd to {title} / outboxd to Kafka", [
                 turn[kind]["rows_s"] / turn[1]["rows_s"] for turn in turns
             ], 2),

@@ -27,6 +27,9 @@ pub struct LoadOptions {
     /// Bytes of each payload
     #[arg(long)]
     payload: usize,
+    /// With the fields that polling needs
+    #[arg(long)]
+    pending: bool,
 }
 
 /// Fills the outbox, a transaction after the other; prints the cluster time before them.
@@ -40,8 +43,13 @@ pub async fn load(options: &LoadOptions) -> anyhow::Result<Value> {
     for before in (0..options.rows).step_by(options.rows_per_commit as usize) {
         let numbers = before + 1..=options.rows.min(before + options.rows_per_commit);
         let documents = numbers.map(|n| document(&(n % 10_000).to_string(), &payload(n, options.payload)));
-        let documents = documents.collect::<anyhow::Result<Vec<_>>>()?;
-        if options.rows_per_commit == 1 {
+        let mut documents = documents.collect::<anyhow::Result<Vec<_>>>()?;
+        for (at, document) in documents.iter_mut().enumerate().filter(|_| options.pending) {
+            // Its moment is the order of a document.
+            let moment = DateTime::from_millis(before + at as i64);
+            document.extend(doc! { "status": "pending", "attempts": 0, "created_at": moment });
+        }
+        if options.rows_per_commit == 1 || options.pending {
             outbox.insert_many(documents).await?;
             continue;
         }

@@ -7,6 +7,7 @@
 //!   binlog     the same for a binary log, decoding every row or none
 //!   documents  fill a MongoDB outbox
 //!   changes    read a change stream and discard it
+//!   claim      claim and mark the rows of a polled table, and deliver nothing
 //!   backlog    start a relay over a backlog and time it by the topic's high watermarks
 //!   latency    commit rows at a steady rate and time each until a consumer has it
 //!   receive    start a sender to HTTP or RabbitMQ and time what arrives
@@ -18,6 +19,7 @@
 mod backlog;
 mod binlog;
 mod change_stream;
+mod claim;
 mod database;
 mod drain;
 mod latency;
@@ -55,6 +57,8 @@ enum Instrument {
     Documents(change_stream::LoadOptions),
     /// Read a change stream and discard it.
     Changes(change_stream::DrainOptions),
+    /// Claim and mark the rows of a polled table.
+    Claim(claim::Options),
     /// Start a relay over a backlog and time it.
     Backlog(backlog::Options),
     /// Time single rows from commit to consumer.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Instrument::Binlog(options) => block_on(binlog::run(&options)),
         Instrument::Documents(options) => block_on(change_stream::load(&options)),
         Instrument::Changes(options) => block_on(change_stream::drain(&options)),
+        Instrument::Claim(options) => block_on(claim::run(&options)),
         Instrument::Backlog(options) => block_on(backlog::run(&options)),
         Instrument::Latency(options) => latency::run(&options),
         Instrument::Receive(options) => block_on_all(receive::run(&options)),

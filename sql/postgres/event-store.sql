@@ -12,3 +12,5 @@ CREATE TABLE /*table*/ events /**/ (
     -- The record's timestamp.
     /*timestamp*/ occurred_at /**/ timestamptz NOT NULL DEFAULT now()
 );
+-- The order in which they are polled.
+CREATE INDEX ON /*table*/ events /**/ (transaction_id, /*id*/ position /**/);

@@ -17,3 +17,4 @@ CREATE TABLE /*table*/ outbox_events /**/ (
     processed_at timestamptz,
     error_message text
 );
+CREATE INDEX ON /*table*/ outbox_events /**/ (status, /*key*/ message_group /**/, /*timestamp*/ created_at /**/, /*id*/ id /**/);

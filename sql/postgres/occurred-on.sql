@@ -13,3 +13,4 @@ CREATE TABLE /*table*/ outbox.outbox_messages /**/ (
     "RetryCount" integer NOT NULL DEFAULT 0,
     "Error" text
 );
+CREATE INDEX ON /*table*/ outbox.outbox_messages /**/ (/*timestamp*/ "OccurredOnUtc" /**/, /*id*/ "Id" /**/) WHERE "ProcessedOnUtc" IS NULL;

@@ -120,6 +120,12 @@ struct PipelinePage {
     lag_bytes: Option<u64>,
     lag_seconds: f64,
     retained_bytes: u64,
+    /// Rows that are pending, where a table is polled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outbox_depth: Option<u64>,
+    /// Who keeps committed rows from being read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_back_by: Option<String>,
     in_flight: usize,
     events: u64,
     unmatched: u64,
@@ -171,6 +177,8 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             lag_bytes: one.lag_bytes,
             lag_seconds: one.lag_seconds,
             retained_bytes: one.retained_bytes,
+            outbox_depth: one.depth,
+            held_back_by: one.held_back_by,
             in_flight: one.in_flight,
             events: one.events,
             unmatched: one.unmatched,

@@ -24,10 +24,22 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
 /// Makes what one pipeline stands on, saying a line for each thing.
 pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut dyn FnMut(&str)) -> Result<(), Halt> {
     let plans = Plans::compile(pipeline)?;
+    let InitOptions { status_columns, notify, .. } = options;
+    if notify && !matches!(pipeline.source, SourceSettings::Postgres(_)) {
+        let what = "--notify is a trigger of PostgreSQL".to_owned();
+        return Err(Halt { code: ExitCode::Usage, what, remedy: "leave it out".to_owned() });
+    }
     match &pipeline.source {
         SourceSettings::Postgres(source) => {
             let payload = options.payload.of_postgres();
-            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
+            let wanted = Wanted {
+                settings: source,
+                of: pipeline,
+                projection: &plans.projection,
+                payload,
+                status_columns,
+                notify,
+            };
             match options.dry_run {
                 true => say(postgres::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                 false => postgres::setup::init(&wanted, say).await.map_err(halt)?,
@@ -35,7 +47,14 @@ pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut d
         }
         SourceSettings::MySql(source) => {
             let payload = options.payload.of_mysql();
-            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
+            let wanted = Wanted {
+                settings: source,
+                of: pipeline,
+                projection: &plans.projection,
+                payload,
+                status_columns,
+                notify,
+            };
             match options.dry_run {
                 true => say(mysql::setup::dry_run(&wanted).await.map_err(halt)?.trim_end()),
                 false => mysql::setup::init(&wanted, say).await.map_err(halt)?,
@@ -44,7 +63,14 @@ pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut d
         SourceSettings::Mongo(source) => {
             // A document's fields have no types beforehand.
             let payload = "";
-            let wanted = Wanted { settings: source, of: pipeline, projection: &plans.projection, payload };
+            let wanted = Wanted {
+                settings: source,
+                of: pipeline,
+                projection: &plans.projection,
+                payload,
+                status_columns,
+                notify,
+            };
             match options.dry_run {
                 true => say(Box::pin(mongodb::setup::dry_run(&wanted)).await.map_err(halt)?.trim_end()),
                 false => Box::pin(mongodb::setup::init(&wanted, say)).await.map_err(halt)?,

@@ -177,6 +177,12 @@ pub struct InitOptions {
     /// Type of the payload column of a table that is created
     #[arg(long, value_enum, value_name = "TYPE", default_value = "jsonb", help_heading = "Init")]
     pub payload: PayloadType,
+    /// Give the table of the layout `native` the columns that polling needs (implied by --capture poll)
+    #[arg(long, help_heading = "Init")]
+    pub status_columns: bool,
+    /// Give PostgreSQL's tables a trigger that wakes the poller at every commit; such commits wait for one another
+    #[arg(long, help_heading = "Init")]
+    pub notify: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

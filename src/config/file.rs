@@ -41,9 +41,14 @@ pub struct PublisherTable {
 }
 
 /// What is about the whole pipeline, however many publishers it has.
-const PIPELINE_ONLY: [&str; 17] = [
+const PIPELINE_ONLY: [&str; 22] = [
     "source",
     "capture",
+    "poll-interval",
+    "poll-batch",
+    "lease",
+    "stuck-after",
+    "worker-id",
     "publication",
     "no-create",
     "message-prefix",

@@ -10,6 +10,7 @@
 //! An option is defined once, in `options.rs`: its flag, environment variable, key in the file, default, help text and
 //! line in docs/config.md all come from there.
 
+mod definitions;
 mod file;
 mod kafka_options;
 pub(crate) mod options;
@@ -17,6 +18,7 @@ mod problem;
 mod process_options;
 pub mod reference;
 mod resolve;
+mod resolve_poll;
 mod resolve_publisher;
 mod resolve_sink;
 mod resolve_source;
@@ -32,9 +34,10 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings, Naming,
-    PipelineSettings, PostgresSettings, ProcessSettings, PublisherSettings, RabbitSettings, RouteSettings,
-    SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings,
+    Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings, PublisherSettings,
+    RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName,
+    TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -7,10 +7,12 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{BoolishValueParser, Resettable};
-use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
+pub(super) use super::definitions::{defaults, key, keys};
+pub(crate) use super::definitions::{definitions, without_environment};
 pub use super::process_options::ProcessOptions;
 use super::secret::Secret;
 use super::values::{self, Assignment, ByteSize, Span};
@@ -93,7 +95,7 @@ pub struct PipelineOptions {
     #[arg(value_name = "SOURCE", env = "OUTBOXD_SOURCE")]
     pub source: Option<Secret>,
 
-    /// How changes are found: `log` reads the database's own log
+    /// How changes are found: `log` reads the database's own log, `poll` asks tables with status columns or positions
     #[arg(long, env = "OUTBOXD_CAPTURE", value_name = "HOW", default_value = "log", help_heading = "Source")]
     pub capture: Option<String>,
 
@@ -338,19 +340,37 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_LANES", value_name = "LANES", default_value = "10", help_heading = "Delivery")]
     pub lanes: Option<usize>,
 
-    /// How often an event that is refused is tried again before it is parked
-    #[arg(long, env = "OUTBOXD_MAX_RETRIES", value_name = "TIMES", default_value = "3", help_heading = "Delivery")]
+    /// How often an event that is refused is tried again before it is parked [default: 3; polling: the layout's]
+    #[arg(long, env = "OUTBOXD_MAX_RETRIES", value_name = "TIMES", help_heading = "Delivery")]
     pub max_retries: Option<u32>,
 
-    /// Pause before an event that was refused is tried again; doubled each time, up to a minute
-    #[arg(
-        long,
-        env = "OUTBOXD_RETRY_BACKOFF",
-        value_name = "DURATION",
-        default_value = "1s",
-        help_heading = "Delivery"
-    )]
+    /// Pause before an event that was refused is tried again; doubled each time, up to a minute [default: 1s]
+    #[arg(long, env = "OUTBOXD_RETRY_BACKOFF", value_name = "DURATION", help_heading = "Delivery")]
     pub retry_backoff: Option<Span>,
+
+    /// How often a table is asked for pending rows [default: the layout's]
+    #[arg(long, env = "OUTBOXD_POLL_INTERVAL", value_name = "DURATION", help_heading = "Polling")]
+    pub poll_interval: Option<Span>,
+
+    /// Rows that are claimed at once [default: the layout's]
+    #[arg(long, env = "OUTBOXD_POLL_BATCH", value_name = "ROWS", help_heading = "Polling")]
+    pub poll_batch: Option<usize>,
+
+    /// How long a claimed row is ours unless that is renewed [default: the layout's]
+    #[arg(long, env = "OUTBOXD_LEASE", value_name = "DURATION", help_heading = "Polling")]
+    pub lease: Option<Span>,
+
+    /// How long a row may look claimed before it is taken for abandoned, in layouts without a lease [default: the layout's]
+    #[arg(long, env = "OUTBOXD_STUCK_AFTER", value_name = "DURATION", help_heading = "Polling")]
+    pub stuck_after: Option<Span>,
+
+    /// Groups of a key that are delivered at once to HTTP or RabbitMQ: another name for --lanes [default: that]
+    #[arg(long, env = "OUTBOXD_MAX_GROUPS", value_name = "GROUPS", help_heading = "Polling")]
+    pub max_groups: Option<usize>,
+
+    /// What this instance calls itself in claimed rows [default: host and process]
+    #[arg(long, env = "OUTBOXD_WORKER_ID", value_name = "NAME", help_heading = "Polling")]
+    pub worker_id: Option<String>,
 
     /// Promise made to consumers
     #[arg(
@@ -494,6 +514,12 @@ impl PipelineOptions {
             lanes: self.lanes.or(lower.lanes),
             max_retries: self.max_retries.or(lower.max_retries),
             retry_backoff: self.retry_backoff.or(lower.retry_backoff),
+            poll_interval: self.poll_interval.or(lower.poll_interval),
+            poll_batch: self.poll_batch.or(lower.poll_batch),
+            lease: self.lease.or(lower.lease),
+            stuck_after: self.stuck_after.or(lower.stuck_after),
+            max_groups: self.max_groups.or(lower.max_groups),
+            worker_id: self.worker_id.or(lower.worker_id),
             delivery: self.delivery.or(lower.delivery),
             checkpoint: self.checkpoint.or(lower.checkpoint),
             checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),
@@ -511,32 +537,6 @@ impl PipelineOptions {
             stall_timeout: self.stall_timeout.or(lower.stall_timeout),
         }
     }
-}
-
-/// The defaults of a set of options: what an empty command line in an empty environment gives.
-pub(super) fn defaults<O: Args + FromArgMatches + Default>() -> O {
-    let definitions = O::augment_args(Command::new("defaults").no_binary_name(true));
-    let parsed = definitions.mut_args(without_environment).try_get_matches_from(std::iter::empty::<&str>());
-    // The definitions are fixed and nothing is required: a test holds this.
-    parsed.and_then(|matches| O::from_arg_matches(&matches)).unwrap_or_default()
-}
-
-pub(crate) fn without_environment(arg: Arg) -> Arg {
-    arg.env(Resettable::Reset)
-}
-
-/// The definitions' keys in the file.
-pub(super) fn keys<O: Args>() -> Vec<String> {
-    definitions::<O>().iter().map(key).filter(|key| key != "config").collect()
-}
-
-pub(crate) fn definitions<O: Args>() -> Vec<Arg> {
-    O::augment_args(Command::new("definitions")).get_arguments().cloned().collect()
-}
-
-/// An option's key in the file: its flag's name, or a positional's in kebab case.
-pub(super) fn key(arg: &Arg) -> String {
-    arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::resolve_publisher::Layer;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
-    Admin, Brokers, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings, SourceSettings,
+    Admin, Brokers, Capture, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings, SourceSettings,
     TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
@@ -235,6 +235,11 @@ impl Resolver {
             let names = layout.databases.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
             self.problem("layout", format!("`{}` is a layout of {names}", layout.name));
         }
+        let capture = self.capture(&said, source.as_ref());
+        if matches!(capture, Some(Capture::Poll(_))) && publishers.len() > 1 {
+            let what = "a row's status tells of one publisher only: give it one, or use `capture = \"log\"`";
+            self.problem("capture", what);
+        }
         let name = name.or_else(|| self.table.clone()).or(own_name).unwrap_or_default();
         let named = !publishers.is_empty();
         let publishers = self.publishers(&said, publishers, source.as_ref(), &name);
@@ -256,10 +261,11 @@ impl Resolver {
         if let SourceSettings::Mongo(_) = source {
             documents_names(&mut route);
         }
-        route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
+        route.tables = source.tables().to_vec();
         Some(PipelineSettings {
             name,
             source,
+            capture: capture?,
             route,
             kafka: kafka?,
             publishers: publishers.into_iter().collect::<Option<_>>()?,
@@ -274,11 +280,6 @@ impl Resolver {
     /// Words of the contract whose time has not come, and words that are none.
     fn unavailable(&mut self, said: &PipelineOptions) {
         let word = |option: &Option<String>| option.clone().unwrap_or_default();
-        match word(&said.capture).as_str() {
-            "log" => {}
-            "poll" => self.not_yet("capture", "polling"),
-            other => self.problem("capture", format!("`{other}` is not a way of capture; there is `log`")),
-        }
         match word(&said.delivery).as_str() {
             "at-least-once" => {}
             "exactly-once" => self.not_yet("delivery", "exactly-once delivery"),

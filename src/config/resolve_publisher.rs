@@ -159,14 +159,14 @@ impl Resolver {
                     certificate: said.amqp_cert,
                     key: said.amqp_key,
                 },
-                lanes: said.lanes,
+                lanes: said.max_groups.or(said.lanes),
                 retries: said.max_retries,
                 backoff: said.retry_backoff,
             },
             &mut route,
         );
         let needed = match (&sink, &dead_letter) {
-            (Some(SinkSettings::Kafka) | None, _) => Some("the sink"),
+            (Some(SinkSettings::Kafka), _) => Some("the sink"),
             (_, DeadLetter::Topic(_)) => Some("the dead-letter topic"),
             _ => also,
         };
@@ -194,7 +194,7 @@ impl Resolver {
         if let SourceSettings::Mongo(_) = source {
             documents_names(&mut route);
         }
-        route.tables = source.tables().iter().map(|table| table.name.clone()).collect();
+        route.tables = source.tables().to_vec();
         Some(PublisherSettings {
             name,
             selection,

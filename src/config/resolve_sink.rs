@@ -61,6 +61,10 @@ impl Scheme {
     }
 }
 
+/// How often an event that is refused is tried again, and the first pause, unless something else was said.
+const RETRIES: u32 = 3;
+const BACKOFF: std::time::Duration = std::time::Duration::from_secs(1);
+
 impl Resolver {
     /// The sink, and what it means for routing.
     pub(super) fn sink(&mut self, options: SinkOptions, route: &mut RouteSettings) -> Option<SinkSettings> {
@@ -182,13 +186,13 @@ impl Resolver {
         (key, batch): (&str, Option<usize>),
         (lanes, retries, backoff): (Option<usize>, Option<u32>, Option<Span>),
     ) -> Option<LaneSettings> {
-        let backoff = self.duration("retry-backoff", backoff);
+        let backoff = self.duration("retry-backoff", backoff.or(Some(Span(BACKOFF))));
         let positive = |number: Option<usize>| number.filter(|number| *number > 0);
         let (Some(lanes), Some(batch)) = (positive(lanes), positive(batch)) else {
             self.problem("lanes", format!("and {key} must be at least 1"));
             return None;
         };
-        Some(LaneSettings { lanes, batch, retries: retries.unwrap_or_default(), backoff })
+        Some(LaneSettings { lanes, batch, retries: retries.unwrap_or(RETRIES), backoff })
     }
 
     fn only_with_http(&mut self, is_http: bool, options: &HttpOptions) {

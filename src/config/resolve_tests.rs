@@ -82,14 +82,14 @@ fn every_problem_is_reported_at_once() {
         ..said(|options| {
             options.source = None;
             options.brokers = None;
-            options.capture = Some("poll".to_owned());
+            options.capture = Some("guess".to_owned());
             options.delivery = Some("exactly-once".to_owned());
             options.max_in_flight = Some(0);
             options.kafka = vec!["acks=1".parse().unwrap()];
         })
     };
     let found = Settings::resolve(bad, None).unwrap_err().to_string();
-    for part in ["7 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: polling is not available yet"] {
+    for part in ["7 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: `guess` is not a way"] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
     for part in ["--delivery: exactly-once delivery is not", "--max-in-flight:", "--kafka: request."] {
@@ -166,6 +166,8 @@ fn words_of_later_versions_say_so() {
     };
     assert!(set("delivery", "exactly-once").ends_with("is not available yet"));
     assert!(set("sink", "kafak").contains("is not a sink"));
+    let without_brokers = problem(|options| (options.sink, options.brokers) = (Some("kafak".into()), None));
+    assert!(without_brokers.contains("is not a sink"), "what it needs is not known: {without_brokers}");
     assert!(set("dead-letter", "topic:").contains("is not a place"));
 }
 

@@ -12,9 +12,11 @@ use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
 use crate::route::layout::Kind;
+use crate::route::polling::Polling;
 use crate::sink::lanes::LaneSettings;
 use crate::source::mongodb::token::StartPoint;
 use crate::source::mysql::position::BinlogPosition;
+use crate::source::poll::ledger::Patience;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -46,6 +48,7 @@ pub enum Admin {
 pub struct PipelineSettings {
     pub name: String,
     pub source: SourceSettings,
+    pub capture: Capture,
     /// The layout and its columns; publishers may say more.
     pub route: RouteSettings,
     /// Of the checkpoint.
@@ -168,6 +171,38 @@ pub struct MongoSettings {
     pub checkpoint: CheckpointPlace,
 }
 
+/// How changes are found.
+#[derive(Clone, Debug)]
+pub enum Capture {
+    Log,
+    /// Tables with status columns are asked.
+    Poll(PollSettings),
+    /// An event store is asked for what lies behind a position.
+    Positions(PositionSettings),
+}
+
+#[derive(Clone, Debug)]
+pub struct PositionSettings {
+    pub interval: Duration,
+    /// Events that are read at once.
+    pub batch: usize,
+    pub longest_idle: Duration,
+    pub worker: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct PollSettings {
+    pub scheme: &'static Polling,
+    pub interval: Duration,
+    /// Rows that are claimed at once.
+    pub batch: usize,
+    pub patience: Patience,
+    /// How long a claimed row is ours unless that is renewed.
+    pub lease: Duration,
+    pub longest_idle: Duration,
+    pub worker: String,
+}
+
 /// Where a position is kept that the source does not keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointPlace {
@@ -199,8 +234,8 @@ pub struct RouteSettings {
     pub naming: Naming,
     /// Event type and path, for HTTP.
     pub paths: Vec<(String, String)>,
-    /// Names of the tables, for topics that are called after them.
-    pub tables: Vec<String>,
+    /// The tables, for topics that are called after them.
+    pub tables: Vec<TableName>,
     /// The publisher's name, for topics that are called after it.
     pub publisher: String,
     /// Names of the tags that the publisher selects by, for layouts whose key is a tag's value.

@@ -51,7 +51,7 @@ impl<'a> Replayer<'a> {
             None => {
                 let limits = Limits { events: 1, bytes: 1 };
                 let window = Arc::new(AckWindow::new(limits, Bells::default()));
-                let owner = Owner { pipeline: &self.pipeline.name, status: &self.status };
+                let owner = Owner { pipeline: &self.pipeline.name, status: &self.status, ledger: None };
                 let mut sink = Sink::for_replay(self.publisher, &self.memory, &window, &owner)?;
                 tokio::select! {
                     ready = sink.ready(&[]) => ready?,
@@ -82,7 +82,6 @@ impl<'a> Replayer<'a> {
             headers.push(name, value);
         }
         headers.push(REPLAYED, Some(moment.as_bytes()));
-        let dashed = letter.source_table.replace('_', "-");
         let record = Record {
             topic,
             partition: None,
@@ -91,7 +90,8 @@ impl<'a> Replayer<'a> {
             headers: &headers,
             timestamp_millis: Micros::now().as_millis(),
             commit: CommitId::Snapshot,
-            table: Some(dashed.as_str()).filter(|_| self.publisher.route.tables.len() > 1),
+            table: Some(letter.source_table.as_str()).filter(|_| self.publisher.route.tables.len() > 1),
+            row: None,
         };
         let mut turns = 0;
         loop {

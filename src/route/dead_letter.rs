@@ -57,7 +57,16 @@ impl Router {
                 (key, chunk.defect(event).and_then(|(_, content)| content).or(payload))
             }
         };
-        Record { topic, partition: None, key, value, headers: &self.headers, timestamp_millis, commit, table }
+        let (headers, row) = (&self.headers, chunk.row(event));
+        Record { topic, partition: None, key, value, headers, timestamp_millis, commit, table, row }
+    }
+
+    /// The event's key as far as it is a column of its own, whatever else is wrong with the event.
+    pub fn key_column<'a>(&self, chunk: &'a Chunk, event: &OutboxEvent) -> Option<&'a [u8]> {
+        match &self.plan.key {
+            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
+            _ => None,
+        }
     }
 
     /// Names an event for people: its id, where the layout has one.

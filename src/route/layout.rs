@@ -1,5 +1,7 @@
 //! Outbox layouts as data: which column plays which role, and how a row becomes a record.
 
+use super::polling::{self, Polling};
+
 /// What a column is to a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -82,6 +84,8 @@ pub struct Layout {
     pub paths: &'static [(&'static str, &'static str)],
     /// The tags become headers, and the value of the one that a publisher selects by becomes the key.
     pub keyed_by_tags: bool,
+    /// How its tables are polled by their status.
+    pub polling: Option<&'static Polling>,
 }
 
 use Need::{Optional, Required};
@@ -105,6 +109,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[],
         keyed_by_tags: false,
+        polling: Some(&polling::NATIVE),
     },
     Layout {
         name: "debezium",
@@ -122,6 +127,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[],
         keyed_by_tags: false,
+        polling: None,
     },
     Layout {
         name: "entity",
@@ -141,6 +147,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &["entity_type", "entity_id"],
         paths: &[],
         keyed_by_tags: false,
+        polling: Some(&polling::ENTITY),
     },
     Layout {
         name: "message-group",
@@ -158,6 +165,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[("EVENT", "/api/events/batch"), ("DISPATCH_JOB", "/api/dispatch/jobs/batch")],
         keyed_by_tags: false,
+        polling: Some(&polling::MESSAGE_GROUP),
     },
     Layout {
         name: "event-store",
@@ -176,6 +184,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[],
         keyed_by_tags: true,
+        polling: None,
     },
     Layout {
         name: "occurred-on",
@@ -192,6 +201,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[],
         keyed_by_tags: false,
+        polling: Some(&polling::OCCURRED_ON),
     },
     Layout {
         name: "produce-receive",
@@ -208,6 +218,7 @@ pub const LAYOUTS: &[Layout] = &[
         column_headers: &[],
         paths: &[],
         keyed_by_tags: false,
+        polling: Some(&polling::PRODUCE_RECEIVE),
     },
 ];
 

@@ -6,12 +6,13 @@
 mod dead_letter;
 pub mod layout;
 mod plans;
+pub mod polling;
 pub mod selection;
 pub mod template;
 
 use thiserror::Error;
 
-use crate::config::{Naming, RouteSettings};
+use crate::config::{Naming, RouteSettings, TableName};
 use crate::event::{Chunk, CommitId, OutboxEvent, Projection, Want};
 use layout::{Layout, Need, Role};
 pub use plans::Plans;
@@ -100,6 +101,21 @@ impl<'a> Columns<'a> {
     }
 }
 
+/// A table, by the names it goes by.
+#[derive(Debug)]
+struct Table {
+    /// With its schema, if one was named.
+    name: String,
+    /// Without, and as topics are written.
+    dashed: String,
+}
+
+impl From<&TableName> for Table {
+    fn from(table: &TableName) -> Self {
+        Table { name: table.to_string(), dashed: table.name.replace('_', "-") }
+    }
+}
+
 /// A compiled routing plan.
 #[derive(Debug)]
 pub struct Plan {
@@ -114,8 +130,7 @@ pub struct Plan {
     naming: Naming,
     /// Where the type is, and the path of each.
     paths: Option<(Origin, Vec<(String, String)>)>,
-    /// The tables' names, with dashes.
-    tables: Vec<String>,
+    tables: Vec<Table>,
     /// Where the tags are that become headers, and whose value becomes the key.
     tags: Option<(Origin, Vec<String>)>,
 }
@@ -198,7 +213,7 @@ impl Plan {
             tombstone: options.tombstone_on_null,
             naming: options.naming,
             paths,
-            tables: options.tables.iter().map(|name| name.replace('_', "-")).collect(),
+            tables: options.tables.iter().map(Table::from).collect(),
             tags,
         })
     }
@@ -221,7 +236,7 @@ impl Plan {
 
     /// The table that it came from, where there are several.
     fn table(&self, event: &OutboxEvent) -> Option<&str> {
-        self.tables.get(event.table as usize).filter(|_| self.tables.len() > 1).map(String::as_str)
+        self.tables.get(event.table as usize).filter(|_| self.tables.len() > 1).map(|table| table.name.as_str())
     }
 }
 
@@ -315,8 +330,10 @@ pub struct Record<'a> {
     pub timestamp_millis: i64,
     /// Where it came from, for messages and dead letters.
     pub commit: CommitId,
-    /// The table it came from, where there are several.
+    /// The table it came from, with its schema if one was named, where there are several.
     pub table: Option<&'a str>,
+    /// What the poller calls its row.
+    pub row: Option<u64>,
 }
 
 /// Applies a plan; keeps the buffers that records borrow.
@@ -350,7 +367,7 @@ impl Router {
             match part {
                 TopicPart::Text(text) => self.topic.push_str(text),
                 TopicPart::Table => {
-                    self.topic.push_str(plan.tables.get(event.table as usize).map_or("", String::as_str));
+                    self.topic.push_str(plan.tables.get(event.table as usize).map_or("", |table| &table.dashed));
                 }
                 TopicPart::Value { name, origin } => {
                     let value = match origin {
@@ -449,6 +466,7 @@ impl Router {
             timestamp_millis,
             commit,
             table,
+            row: chunk.row(event),
         })
     }
 }

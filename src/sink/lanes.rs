@@ -28,6 +28,7 @@ use super::{Enqueued, SinkFailure};
 use crate::ack_window::{AckWindow, Receipt};
 use crate::event::CommitId;
 use crate::route::{Headers, Record};
+use crate::source::poll::ledger::{Ledger, Verdict};
 use crate::status::PublisherStatus;
 
 /// A record on its way, with what it needs to outlive its chunk.
@@ -42,6 +43,8 @@ pub struct Parcel {
     pub commit: CommitId,
     /// The table it came from, where there are several.
     pub table: Option<Box<str>>,
+    /// What the poller calls its row.
+    pub row: Option<u64>,
 }
 
 impl Parcel {
@@ -55,6 +58,7 @@ impl Parcel {
             timestamp_millis: record.timestamp_millis,
             commit: record.commit,
             table: record.table.map(Into::into),
+            row: record.row,
         }
     }
 }
@@ -141,7 +145,10 @@ impl Lanes {
         office: &Arc<Office>,
         window: &Arc<AckWindow>,
         status: &Arc<PublisherStatus>,
+        ledger: Option<&Arc<Ledger>>,
     ) -> Self {
+        // A poller's rows are tried again by the poller, which knows how often they were.
+        let settings = LaneSettings { retries: if ledger.is_some() { 0 } else { settings.retries }, ..settings };
         let courier = Arc::new(courier);
         let under_way = Arc::<UnderWay>::default();
         let mut tasks = JoinSet::new();
@@ -157,6 +164,7 @@ impl Lanes {
                 window: window.clone(),
                 under_way: under_way.clone(),
                 status: status.clone(),
+                ledger: ledger.cloned(),
                 left: AtomicUsize::new(0),
             };
             tasks.spawn(worker.run());
@@ -224,6 +232,8 @@ struct Worker<C> {
     window: Arc<AckWindow>,
     under_way: Arc<UnderWay>,
     status: Arc<PublisherStatus>,
+    /// Where rows are that a poller claimed.
+    ledger: Option<Arc<Ledger>>,
     /// Of the batch under way, what has not arrived.
     left: AtomicUsize,
 }
@@ -237,7 +247,7 @@ impl<C: Courier> Worker<C> {
                 continue;
             }
             self.left.store(batch.len(), Ordering::Relaxed);
-            if let Err(failure) = self.deliver(&batch).await {
+            if let Err(failure) = self.deliver(batch).await {
                 // What is left is read again by the next generation.
                 self.window.fail(failure);
                 let mut queue = self.lane.queue();
@@ -259,36 +269,50 @@ impl<C: Courier> Worker<C> {
         queue.drain(..count).collect()
     }
 
-    async fn deliver(&self, batch: &[Parcel]) -> Result<(), SinkFailure> {
-        // Ranges that are still to be sent; the next one is the last.
-        let mut left = Vec::from([std::ops::Range { start: 0, end: batch.len() }]);
-        while let Some(range) = left.pop() {
-            let part = &batch[range.clone()];
-            match self.send(part).await? {
-                Sent::All => self.arrived(part),
+    async fn deliver(&self, batch: Vec<Parcel>) -> Result<(), SinkFailure> {
+        // Parts that are still to be sent; the next one is the last.
+        let mut left = Vec::from([batch]);
+        while let Some(part) = left.pop() {
+            let mut part = self.without_waiting(part);
+            if part.is_empty() {
+                continue;
+            }
+            match self.send(&part).await? {
+                Sent::All => self.arrived(&part),
                 Sent::Refused(why) if part.len() == 1 => self.park(&part[0], &why).await?,
                 Sent::Refused(_) => {
-                    let middle = range.start + range.len() / 2;
-                    left.push(middle..range.end);
-                    left.push(range.start..middle);
+                    let second = part.split_off(part.len() / 2);
+                    left.push(second);
+                    left.push(part);
                 }
                 Sent::Partly { tried, refused } => {
-                    let tried = tried.min(part.len());
-                    for (at, parcel) in part[..tried].iter().enumerate() {
-                        if !refused.contains(&at) {
-                            self.arrived(std::slice::from_ref(parcel));
+                    let unsent = part.split_off(tried.min(part.len()));
+                    if !unsent.is_empty() {
+                        left.push(unsent);
+                    }
+                    let mut alone = Vec::new();
+                    for (at, parcel) in part.into_iter().enumerate() {
+                        match refused.contains(&at) {
+                            true => alone.push(vec![parcel]),
+                            false => self.arrived(std::slice::from_ref(&parcel)),
                         }
                     }
-                    if tried < part.len() {
-                        left.push(range.start + tried..range.end);
-                    }
-                    for at in refused.into_iter().rev() {
-                        left.push(range.start + at..range.start + at + 1);
-                    }
+                    left.extend(alone.into_iter().rev());
                 }
             }
         }
         Ok(())
+    }
+
+    /// What may be sent: rows behind one of their key that is to be tried again are given back to the poller.
+    fn without_waiting(&self, part: Vec<Parcel>) -> Vec<Parcel> {
+        let Some(ledger) = &self.ledger else { return part };
+        let waits = |parcel: &Parcel| parcel.row.is_some_and(|row| ledger.must_wait(row, parcel.key.as_deref()));
+        let (waiting, rest): (Vec<_>, Vec<_>) = part.into_iter().partition(waits);
+        for parcel in &waiting {
+            self.settled(parcel);
+        }
+        rest
     }
 
     /// Sends until it is taken or refused for good.
@@ -335,10 +359,27 @@ impl<C: Courier> Worker<C> {
     }
 
     async fn park(&self, parcel: &Parcel, why: &str) -> Result<(), SinkFailure> {
-        self.office.take_refused(parcel, why).await?;
+        let verdict = match (&self.ledger, parcel.row) {
+            (Some(ledger), Some(row)) => {
+                self.status.metrics.refusals.inc();
+                Some(ledger.refuse(row, parcel.key.as_deref(), why, false))
+            }
+            _ => None,
+        };
+        match verdict {
+            Some(Verdict::Again) => tracing::info!("a row was refused and is tried again: {why}"),
+            Some(Verdict::Failed) if !self.office.is_open() => {
+                tracing::warn!(commit = %parcel.commit, "a row has failed for good: {why}");
+            }
+            _ => self.office.take_refused(parcel, why).await?,
+        }
+        self.settled(parcel);
+        Ok(())
+    }
+
+    fn settled(&self, parcel: &Parcel) {
         self.window.resolve(parcel.receipt);
         self.left.fetch_sub(1, Ordering::Relaxed);
         self.under_way.less(1);
-        Ok(())
     }
 }

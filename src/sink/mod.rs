@@ -19,6 +19,7 @@ use crate::ack_window::{AckWindow, Receipt};
 use crate::config::{Brokers, DeadLetter, PublisherSettings, SinkSettings};
 use crate::preflight::Finding;
 use crate::route::{Plan, Record};
+use crate::source::poll::ledger::Ledger;
 use crate::status::PublisherStatus;
 use http::{HttpCourier, HttpMemory};
 use lanes::{Lanes, Parcel};
@@ -68,6 +69,8 @@ pub struct Memory {
 pub struct Owner<'a> {
     pub pipeline: &'a str,
     pub status: &'a Arc<PublisherStatus>,
+    /// Where its rows are, if a poller claimed them.
+    pub ledger: Option<&'a Arc<Ledger>>,
 }
 
 /// Enum dispatch over the few sinks there are.
@@ -126,12 +129,12 @@ impl Sink {
             }
             SinkSettings::Http(http) => {
                 let courier = HttpCourier::new(http, &memory.http)?;
-                Kind::Lanes(Lanes::start(courier, http.lanes, &office, window, owner.status))
+                Kind::Lanes(Lanes::start(courier, http.lanes, &office, window, owner.status, owner.ledger))
             }
             SinkSettings::RabbitMq(rabbit) => {
                 let link = Arc::new(Link::new(rabbit, &memory.rabbit));
                 let courier = RabbitCourier::new(rabbit, &link, &memory.rabbit);
-                Kind::RabbitMq(link, Lanes::start(courier, rabbit.lanes, &office, window, owner.status))
+                Kind::RabbitMq(link, Lanes::start(courier, rabbit.lanes, &office, window, owner.status, owner.ledger))
             }
             SinkSettings::Stdout => Kind::Stdout(stdout::StdoutSink::create(window)?),
             SinkSettings::Statistics => Kind::Statistics(statistics::StatisticsSink::create(window)),
@@ -178,6 +181,11 @@ impl Sink {
         self.office.take(&Parcel::of(letter, receipt)).await?;
         self.window.resolve(receipt);
         Ok(Enqueued::Queued)
+    }
+
+    /// Whether it may refuse a record after it took it, with others of its key behind it.
+    pub fn has_lanes(&self) -> bool {
+        matches!(self.kind, Kind::Lanes(_) | Kind::RabbitMq(..))
     }
 
     /// Says that nothing more is at hand, so that waiting for fuller batches would only cost time.

@@ -15,6 +15,7 @@ use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::config::{DeadLetter, KafkaSettings, PublisherSettings, SinkSettings, SourceSettings};
 use crate::dead_letters::letter::{self, Letter};
 use crate::dead_letters::writer::LetterWriter;
+use crate::event::{CommitId, Micros};
 
 /// How long librdkafka tries before we look again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,8 +26,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub struct Office {
     pipeline: String,
     publisher: String,
-    /// The tables that events come from: as records know them, and as people do.
-    tables: Vec<(String, String)>,
+    /// The tables that events come from, as records know them.
+    tables: Vec<String>,
     /// How often a record is tried before it comes here.
     attempts: u32,
     place: Place,
@@ -64,6 +65,11 @@ impl Office {
     /// Whether letters go to a table.
     pub fn has_table(&self) -> bool {
         matches!(self.place, Place::Table(_))
+    }
+
+    /// Whether there is a place for letters.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.place, Place::Nowhere)
     }
 
     pub fn open(settings: &PublisherSettings, owner: &Owner<'_>) -> Result<Self, SinkFailure> {
@@ -148,20 +154,24 @@ impl Office {
 
     /// The letter as a table has it.
     fn letter(&self, parcel: &Parcel) -> Letter {
-        // Records know it only where there are several, and two of one name, or all of a database, are not told apart.
-        let mut named =
-            self.tables.iter().filter(|(name, _)| parcel.table.as_deref().is_none_or(|table| name == table));
+        // Records know it only where there are several, and all collections of a database are not told apart.
+        let mut named = self.tables.iter().filter(|name| parcel.table.as_deref().is_none_or(|table| *name == table));
         let table = match (named.next(), named.next()) {
-            (Some((name, shown)), None) if name != "*" => shown.as_str(),
+            (Some(name), None) if name != "*" && !name.ends_with(".*") => name.as_str(),
             _ => "",
         };
-        Letter {
+        let mut letter = Letter {
             key: parcel.key.as_deref().map(<[u8]>::to_vec),
             value: parcel.value.as_deref().map(<[u8]>::to_vec),
             source_table: table.to_owned(),
             attempts: self.attempts,
             ..Letter::from_marked(&parcel.headers)
+        };
+        // A poller counts its batches anew in each life: whoever sets a failed row back gets a letter of its next failure.
+        if let CommitId::Polled(_) = parcel.commit {
+            letter.position = format!("{} at {}", letter.position, letter::rfc3339(Micros::now()));
         }
+        letter
     }
 
     /// Takes a letter as it is.
@@ -220,8 +230,8 @@ impl Office {
 }
 
 /// The tables of the source, with one that has no name for messages that are in none.
-fn tables(source: &SourceSettings) -> Vec<(String, String)> {
-    let named = source.tables().iter().map(|table| (table.name.replace('_', "-"), table.to_string()));
+fn tables(source: &SourceSettings) -> Vec<String> {
+    let named = source.tables().iter().map(ToString::to_string);
     let messages = matches!(source, SourceSettings::Postgres(postgres) if !postgres.message_prefixes.is_empty());
-    named.chain(messages.then(Default::default)).collect()
+    named.chain(messages.then(String::new)).collect()
 }

@@ -4,21 +4,24 @@
 pub mod mongodb;
 pub mod mysql;
 pub mod notes;
+pub mod poll;
 pub mod postgres;
 pub mod schema;
 pub mod tls;
 pub mod transport;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use thiserror::Error;
 use tokio::task::JoinHandle;
 
-use crate::config::{PipelineSettings, SourceSettings};
+use crate::config::{Capture, PipelineSettings, SourceSettings};
 use crate::event::{Chunk, Projection};
 use crate::position::Position;
 use crate::preflight::Finding;
+use poll::Room;
+use poll::ledger::Ledger;
 
 /// Trouble on the database's side, sorted by what can be done about it.
 #[derive(Debug, Error)]
@@ -63,6 +66,11 @@ pub struct SourceStats {
     told_lag: AtomicU64,
     /// The source's log is not counted in bytes.
     no_bytes: AtomicBool,
+    /// Rows that are pending, where a table is polled; plus one.
+    depth: AtomicU64,
+    polls: AtomicU64,
+    /// Who keeps committed rows from being read.
+    held_back_by: Mutex<Option<String>>,
     ignored: [AtomicU64; 3],
 }
 
@@ -99,6 +107,32 @@ impl SourceStats {
         })
     }
 
+    pub fn set_depth(&self, rows: u64) {
+        self.depth.store(rows.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Rows that are pending, as far as they were counted; `None` where no table is polled.
+    pub fn depth(&self) -> Option<u64> {
+        self.depth.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub fn set_held_back_by(&self, who: Option<String>) {
+        *self.held_back_by.lock().unwrap_or_else(PoisonError::into_inner) = who;
+    }
+
+    /// Who keeps committed rows from being read, if anybody does.
+    pub fn held_back_by(&self) -> Option<String> {
+        self.held_back_by.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn polled(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
     pub fn ignore(&self, change: Ignored) {
         self.ignored[change as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -131,14 +165,26 @@ pub enum Memory {
     Postgres(Arc<postgres::Memory>),
     MySql(Arc<mysql::Memory>),
     Mongo(Arc<mongodb::Memory>),
+    Poll(Arc<poll::Memory>),
+    Events(Arc<poll::positions::Memory>),
 }
 
 impl Memory {
-    pub fn new(settings: &SourceSettings) -> Self {
-        match settings {
-            SourceSettings::Postgres(_) => Memory::Postgres(Arc::default()),
-            SourceSettings::MySql(_) => Memory::MySql(Arc::default()),
-            SourceSettings::Mongo(_) => Memory::Mongo(Arc::default()),
+    pub fn new(settings: &PipelineSettings) -> Self {
+        match (&settings.capture, &settings.source) {
+            (Capture::Poll(polling), _) => Memory::Poll(Arc::new(poll::Memory::new(polling))),
+            (Capture::Positions(_), _) => Memory::Events(Arc::default()),
+            (Capture::Log, SourceSettings::Postgres(_)) => Memory::Postgres(Arc::default()),
+            (Capture::Log, SourceSettings::MySql(_)) => Memory::MySql(Arc::default()),
+            (Capture::Log, SourceSettings::Mongo(_)) => Memory::Mongo(Arc::default()),
+        }
+    }
+
+    /// Where it is noted what becomes of rows that are refused; `None` where a log is read.
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        match self {
+            Memory::Poll(memory) => Some(&memory.ledger),
+            _ => None,
         }
     }
 }
@@ -150,6 +196,14 @@ pub async fn open(
     memory: &Memory,
     stats: &Arc<SourceStats>,
 ) -> Result<Opened, SourceFailure> {
+    if let (Capture::Poll(polling), Memory::Poll(memory)) = (&settings.capture, memory) {
+        return Box::pin(poll::open(polling, settings, projection, memory, stats)).await;
+    }
+    if let (Capture::Positions(capture), SourceSettings::Postgres(source), Memory::Events(memory)) =
+        (&settings.capture, &settings.source, memory)
+    {
+        return Box::pin(poll::positions::open(capture, settings, source, projection, memory, stats)).await;
+    }
     match (&settings.source, memory) {
         (SourceSettings::Postgres(source), Memory::Postgres(memory)) => {
             postgres::open(source, settings, projection, memory, stats).await
@@ -166,6 +220,12 @@ pub async fn open(
 
 /// Looks at everything that a run needs of the source, and changes nothing.
 pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
+    if let Capture::Poll(polling) = &settings.capture {
+        return Box::pin(poll::preflight(polling, settings, projection)).await;
+    }
+    if let (Capture::Positions(_), SourceSettings::Postgres(source)) = (&settings.capture, &settings.source) {
+        return poll::positions::preflight(source, projection).await;
+    }
     match &settings.source {
         SourceSettings::Postgres(source) => postgres::preflight::preflight(source, settings, projection).await,
         SourceSettings::MySql(source) => {
@@ -179,6 +239,12 @@ pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> 
 
 /// Waits until nobody else holds the pipeline.
 pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> {
+    if let Capture::Poll(polling) = &settings.capture {
+        return Box::pin(poll::stand_by(polling, settings)).await;
+    }
+    if let (Capture::Positions(_), SourceSettings::Postgres(source)) = (&settings.capture, &settings.source) {
+        return poll::positions::stand_by(source).await;
+    }
     match &settings.source {
         SourceSettings::Postgres(source) => postgres::stand_by(source).await,
         SourceSettings::MySql(source) => mysql::stand_by(source, &settings.name).await,
@@ -188,18 +254,18 @@ pub async fn stand_by(settings: &PipelineSettings) -> Result<(), SourceFailure> 
 
 /// Bytes of log that the server keeps for the pipeline, where it keeps any, asked anew.
 pub async fn retained(settings: &PipelineSettings) -> Result<Option<u64>, SourceFailure> {
-    match &settings.source {
-        SourceSettings::Postgres(source) => postgres::retained(source).await,
-        SourceSettings::MySql(_) | SourceSettings::Mongo(_) => Ok(None),
+    match (&settings.capture, &settings.source) {
+        (Capture::Log, SourceSettings::Postgres(source)) => postgres::retained(source).await,
+        _ => Ok(None),
     }
 }
 
 /// Lets a position go that nobody will go on from, so that the server may recycle its log.
 pub async fn let_go(settings: &PipelineSettings) -> Result<(), SourceFailure> {
-    match &settings.source {
-        SourceSettings::Postgres(source) => postgres::let_go(source).await,
-        // Their logs are recycled by their own rules.
-        SourceSettings::MySql(_) | SourceSettings::Mongo(_) => Ok(()),
+    match (&settings.capture, &settings.source) {
+        (Capture::Log, SourceSettings::Postgres(source)) => postgres::let_go(source).await,
+        // The logs of others are recycled by their own rules.
+        _ => Ok(()),
     }
 }
 
@@ -208,11 +274,20 @@ pub enum Reader {
     Postgres(Box<postgres::Reader>),
     MySql(Box<mysql::Reader>),
     Mongo(Box<mongodb::Reader>),
+    Poll(Box<poll::Reader>),
+    Events(Box<poll::positions::Reader>),
 }
 
 impl Reader {
-    pub async fn next(&mut self, chunk: &mut Chunk) -> Result<(), SourceFailure> {
+    /// Whether it takes only as much as there is room for. Logs give what they have, and the window waits.
+    pub fn claims(&self) -> bool {
+        matches!(self, Reader::Poll(_))
+    }
+
+    pub async fn next(&mut self, chunk: &mut Chunk, room: Room) -> Result<(), SourceFailure> {
         match self {
+            Reader::Poll(reader) => reader.next(chunk, room).await,
+            Reader::Events(reader) => reader.next(chunk).await,
             Reader::Postgres(reader) => reader.next(chunk).await,
             Reader::MySql(reader) => reader.next(chunk).await,
             Reader::Mongo(reader) => reader.next(chunk).await,
@@ -225,6 +300,8 @@ pub enum Confirmer {
     Postgres(postgres::Confirmer),
     MySql(mysql::Confirmer),
     Mongo(mongodb::Confirmer),
+    Poll(poll::Confirmer),
+    Events(poll::positions::Confirmer),
 }
 
 impl Confirmer {
@@ -233,6 +310,9 @@ impl Confirmer {
             Confirmer::Postgres(confirmer) => confirmer.confirm(upto),
             Confirmer::MySql(confirmer) => confirmer.confirm(upto),
             Confirmer::Mongo(confirmer) => confirmer.confirm(upto),
+            Confirmer::Poll(confirmer) => confirmer.confirm(upto),
+            // How far each publisher has come is noted by the warden; the least of it need not be kept.
+            Confirmer::Events(_) => {}
         }
     }
 
@@ -244,7 +324,9 @@ impl Confirmer {
             }
             (Confirmer::MySql(confirmer), _) => confirmer.finish(alarm).await,
             (Confirmer::Mongo(confirmer), _) => confirmer.finish(alarm).await,
-            (Confirmer::Postgres(_), _) => {}
+            (Confirmer::Poll(confirmer), Reader::Poll(reader)) => confirmer.finish(*reader, alarm).await,
+            (Confirmer::Events(confirmer), _) => confirmer.finish(alarm).await,
+            (Confirmer::Postgres(_) | Confirmer::Poll(_), _) => {}
         }
     }
 }

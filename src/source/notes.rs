@@ -10,7 +10,10 @@
 use ::mongodb::Collection;
 use ::mongodb::bson::{Document, doc};
 
-use super::{SourceFailure, mongodb, mysql, postgres};
+use std::sync::Arc;
+
+use super::poll::progress::Progress;
+use super::{Memory, SourceFailure, mongodb, mysql, postgres};
 use crate::checkpoint::publishers::PublisherNotes;
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState, Store};
 use crate::config::{CheckpointPlace, KafkaSettings, PipelineSettings, SourceSettings};
@@ -29,10 +32,18 @@ enum Place {
     MySql(Box<mysql::session::Session>),
     Mongo(Collection<Document>),
     Elsewhere(Box<Store>),
+    /// An event store's own table.
+    Progress(Box<Progress>),
 }
 
 impl NoteBook {
-    pub async fn open(settings: &PipelineSettings) -> Result<Self, SourceFailure> {
+    pub async fn open(settings: &PipelineSettings, memory: &Memory) -> Result<Self, SourceFailure> {
+        if let (Memory::Events(memory), SourceSettings::Postgres(source)) = (memory, &settings.source) {
+            let session = Arc::new(postgres::sql::connect(&postgres::conninfo(source)?).await?);
+            let progress = Progress::of(settings, session, memory.remembered.clone());
+            let (pipeline, place) = (settings.name.clone(), Place::Progress(Box::new(progress)));
+            return Ok(NoteBook { pipeline, no_create: source.no_create, place });
+        }
         let (place, no_create) = match &settings.source {
             SourceSettings::Postgres(source) => {
                 let session = postgres::sql::connect(&postgres::conninfo(source)?).await?;
@@ -89,6 +100,7 @@ impl NoteBook {
                 found.and_then(|found| found.get_str("document").ok().map(str::to_owned))
             }
             Place::Elsewhere(store) => store.load(&key).await?.map(|note| note.position),
+            Place::Progress(progress) => return progress.load().await.map(Some),
         };
         Ok(json.map(|json| PublisherNotes::from_json(&self.pipeline, &json)).transpose()?)
     }
@@ -145,6 +157,7 @@ impl NoteBook {
                 saved.map(|_| ()).map_err(|error| unnoted(&error))
             }
             Place::Elsewhere(store) => Ok(store.save(&note(json)).await?),
+            Place::Progress(progress) => progress.save(notes).await,
         }
     }
 }

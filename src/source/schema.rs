@@ -1,7 +1,7 @@
 //! What `init` makes. The tables' own statements are files under sql/ that run as they stand, with marked places that are
 //! filled in. MongoDB's are JavaScript, where the marks are comments as well.
 
-use crate::config::{DeadLetter, PipelineSettings, TableName};
+use crate::config::{Capture, DeadLetter, PipelineSettings, TableName};
 use crate::event::Projection;
 
 /// What is to be there, in a source whose settings are `S`.
@@ -11,9 +11,23 @@ pub struct Wanted<'a, S> {
     pub projection: &'a Projection,
     /// The type of the payload column.
     pub payload: &'a str,
+    /// Columns for polling, where the layout leaves them to choice.
+    pub status_columns: bool,
+    /// A trigger that wakes the poller.
+    pub notify: bool,
 }
 
 impl<S> Wanted<'_, S> {
+    /// Whether the log is read, which needs more than tables.
+    pub fn is_log(&self) -> bool {
+        matches!(self.of.capture, Capture::Log)
+    }
+
+    /// The layout `native`, with its columns for polling.
+    pub fn is_native_status(&self) -> bool {
+        self.of.route.layout == "native" && (self.status_columns || !self.is_log())
+    }
+
     /// The column that was chosen for a role; a path into a message is none.
     pub fn column(&self, role: &str) -> Option<&str> {
         let chosen = self.of.route.columns.iter().rev().find(|(chosen, _)| chosen == role);

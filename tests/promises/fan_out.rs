@@ -1,112 +1,15 @@
 //! One source, many publishers: each gets what it selects, in order, and none is the other's trouble.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
-use crate::support::{
-    Answer, Database, HttpServer, PATIENCE, Relay, Request, Server, Topic, eventually, outboxd, show_lsn, until_log,
+use crate::support::shop::{
+    Shop, add, closed, http, order, outbox, publisher, taken, taking, until_publisher, until_taken, write_log,
 };
-
-/// A table with everything that events are selected by.
-async fn outbox() -> Database {
-    let database = Database::with_native_outbox(Server::Newest).await;
-    database
-        .execute(
-            "ALTER TABLE outbox ADD labels text[], ADD version int; CREATE TABLE audit (LIKE outbox INCLUDING ALL)",
-        )
-        .await;
-    database
-}
-
-/// Rows `from..to`, alternating between two keys, of the type `order.placed`.
-async fn add(database: &Database, from: usize, to: usize) {
-    let insert = format!(
-        "INSERT INTO outbox (partition_key, event_type, payload)
-         SELECT 'key-' || n % 2, 'order.placed', jsonb_build_object('n', n) FROM generate_series({from}, {to} - 1) n"
-    );
-    database.execute(&insert).await;
-}
-
-struct Shop {
-    file: tempfile::NamedTempFile,
-}
-
-impl Shop {
-    /// A pipeline `shop` with these further lines of configuration.
-    fn new(database: &Database, lines: &str) -> Self {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let text = format!("[pipeline.shop]\nsource = {:?}\nslot = {:?}\n{lines}\n", database.url(), database.slot());
-        std::fs::write(file.path(), text).expect("the configuration is written");
-        Shop { file }
-    }
-
-    fn path(&self) -> &str {
-        self.file.path().to_str().expect("a path")
-    }
-
-    fn spawn(&self) -> Relay {
-        Relay::spawn(&["run", "--config", self.path()])
-    }
-
-    async fn run(&self, database: &Database) -> Relay {
-        let mut relay = self.spawn();
-        relay.until_streaming(database).await;
-        relay.until_state("streaming").await;
-        relay
-    }
-}
-
-fn http(name: &str, server: &HttpServer, more: &str) -> String {
-    format!(
-        "[pipeline.shop.publisher.{name}]\nsink = {:?}\nlanes = 1\nretry-backoff = \"50ms\"\n{more}\n",
-        server.url()
-    )
-}
-
-async fn taking() -> HttpServer {
-    HttpServer::start(|_| Answer::Status(200)).await
-}
-
-/// The numbers in the requests that were answered well.
-fn taken(server: &HttpServer) -> Vec<u64> {
-    let numbers = |request: &Request| {
-        let payloads = request.json();
-        payloads
-            .as_array()
-            .expect("an array")
-            .iter()
-            .map(|one| one["n"].as_u64().expect("a number"))
-            .collect::<Vec<_>>()
-    };
-    server.taken().iter().flat_map(numbers).collect()
-}
-
-async fn until_taken(server: &HttpServer, wanted: impl IntoIterator<Item = u64>) {
-    let wanted: Vec<u64> = wanted.into_iter().collect();
-    eventually(PATIENCE, &format!("{} events are taken", wanted.len()), async || {
-        let taken = taken(server);
-        wanted.iter().all(|n| taken.contains(n)).then_some(())
-    })
-    .await;
-}
-
-async fn publisher(relay: &Relay, name: &str) -> Value {
-    let status = relay.status().await;
-    let publishers = status["publishers"].as_array().expect("publishers").clone();
-    publishers.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name} in {status}"))
-}
-
-async fn until_publisher(relay: &Relay, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    eventually(PATIENCE, &format!("{name} {what}"), async || Some(publisher(relay, name).await).filter(|one| is(one)))
-        .await
-}
-
-async fn order(relay: &Relay, verb: &str, name: &str) {
-    let ended = outboxd(&[verb, name, "--admin", &relay.admin().await]).await;
-    assert_eq!(ended.code, 0, "{verb} {name}: {}", ended.stderr);
-}
+use crate::support::{Answer, Database, HttpServer, PATIENCE, Relay, Topic, eventually, outboxd, show_lsn, until_log};
 
 /// Waits until it is noted that the publisher stands at this position or beyond.
 async fn until_noted(database: &Database, publisher: &str, position: u64) {
@@ -340,14 +243,6 @@ async fn a_slow_publisher_holds_the_others_back_at_last_and_status_says_which() 
     relay.stop().await;
     assert_eq!(taken(&slow), (0..200).collect::<Vec<_>>());
     assert_eq!(taken(&fine), (0..200).collect::<Vec<_>>());
-}
-
-/// Log that is no outbox event.
-async fn write_log(database: &Database, mebibytes: usize) {
-    let noise = format!(
-        "SELECT pg_logical_emit_message(true, 'noise', repeat('x', 1048576)) FROM generate_series(1, {mebibytes})"
-    );
-    database.execute(&noise).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -617,9 +512,7 @@ async fn sessions_that_the_server_ends_keep_nobody_paused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_that_is_away_is_told_in_status_and_readyz() {
     let database = outbox().await;
-    let open = Arc::new(AtomicBool::new(false));
-    let says = open.clone();
-    let server = HttpServer::start(move |_| Answer::Status(if says.load(Ordering::Relaxed) { 200 } else { 503 })).await;
+    let (server, open) = closed().await;
     let shop = Shop::new(&database, &format!("sink = {:?}", server.url()));
     let relay = shop.run(&database).await;
     add(&database, 0, 5).await;
@@ -631,5 +524,52 @@ async fn a_sink_that_is_away_is_told_in_status_and_readyz() {
     let well = async || (relay.get("/readyz").await == "ok\n").then_some(());
     eventually(PATIENCE, "it is well again", well).await;
     assert_eq!(relay.status().await["last_error"], Value::Null);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_two_tables_with_the_same_ids_have_idempotency_keys_of_their_own() {
+    let database = outbox().await;
+    let tables = ["orders", "invoices", "archive.invoices"];
+    database.execute("CREATE SCHEMA archive").await;
+    for table in tables {
+        let create = format!("CREATE TABLE {table} (id bigint PRIMARY KEY, partition_key text, payload jsonb)");
+        database.execute(&create).await;
+    }
+    let ((single, open_single), (pairs, open_pairs)) = (closed().await, closed().await);
+    let lines = "table = [\"orders\", \"invoices\", \"archive.invoices\"]\n".to_owned()
+        + &http("single", &single, "http-body = \"single\"")
+        + &http("pairs", &pairs, "http-batch = 2");
+    let shop = Shop::new(&database, &lines);
+    let relay = shop.run(&database).await;
+    let insert = async |table: &str, from: usize, to: usize| {
+        let insert = format!(
+            "INSERT INTO {table} SELECT n, 'a', jsonb_build_object('n', n) FROM generate_series({from}, {to} - 1) n"
+        );
+        database.execute(&insert).await;
+    };
+    // While the first one is refused the others gather, so that it is known which of them go together.
+    insert("orders", 0, 1).await;
+    single.until("the first row", |requests| !requests.is_empty()).await;
+    pairs.until("the first row", |requests| !requests.is_empty()).await;
+    for table in tables {
+        insert(table, 1, 3).await;
+    }
+    until_publisher(&relay, "pairs", "has all of them", |one| one["in_flight"] == 7).await;
+    for open in [open_single, open_pairs] {
+        open.store(true, Ordering::Relaxed);
+    }
+    let keys = async |server: &HttpServer, requests: usize| {
+        let enough = move |server: &HttpServer| server.taken().len() == requests;
+        eventually(PATIENCE, "all are taken", async || enough(server).then_some(())).await;
+        let taken = server.taken();
+        taken.iter().map(|request| request.header("idempotency-key").expect("a key").to_owned()).collect::<Vec<_>>()
+    };
+    let distinct = |keys: &[String]| keys.iter().collect::<HashSet<_>>().len();
+    let alone = keys(&single, 7).await;
+    assert_eq!((&alone[0], distinct(&alone)), (&"orders/0".to_owned(), 7), "{alone:?}");
+    let together = keys(&pairs, 4).await;
+    assert_eq!(taken(&pairs), [0, 1, 2, 1, 2, 1, 2], "two rows of a table go together");
+    assert_eq!(distinct(&together), 4, "{together:?}");
     relay.stop().await;
 }

@@ -156,6 +156,31 @@ async fn lanes_send_at_once_and_keep_the_order_of_each_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_waits_holds_back_its_own_lane_and_no_other() {
+    let database = Database::with_native_outbox(Server::Newest).await;
+    let open = Arc::new(AtomicBool::new(false));
+    let says = open.clone();
+    let server = HttpServer::start(move |request| {
+        let waits = numbers(request).iter().any(|n| n % 13 == 0) && !says.load(Ordering::Relaxed);
+        Answer::Status(if waits { 503 } else { 200 })
+    })
+    .await;
+    let relay = relay(&database, &server, &["--http-batch", "5", "--lanes", "4"]).await;
+    add(&database, 0, 260, 13).await;
+    eventually(PATIENCE, "all of some keys is taken", async || {
+        let taken = taken(&server);
+        let whole = (1..13).filter(|key| taken.iter().filter(|n| *n % 13 == *key).count() == 20).count();
+        (whole >= 3).then_some(())
+    })
+    .await;
+    assert!(taken(&server).len() < 260);
+    open.store(true, Ordering::Relaxed);
+    until_taken(&server, 260).await;
+    relay.stop().await;
+    assert_in_order(&taken(&server), 13);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_the_culprit_of_a_refused_batch_is_parked_after_its_retries() {
     let database = Database::with_native_outbox(Server::Newest).await;
     let dead = Topic::create(1).await;

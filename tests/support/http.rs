@@ -68,6 +68,11 @@ impl HttpServer {
         Self::listen("http", None, script).await
     }
 
+    /// Takes the connections of a listener that was there before.
+    pub fn start_on(listener: TcpListener, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        Self::serve_on(listener, "http", None, script)
+    }
+
     /// With TLS.
     pub async fn start_tls(acceptor: TlsAcceptor, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
         Self::listen("https", Some(acceptor), script).await
@@ -79,6 +84,15 @@ impl HttpServer {
         script: impl Fn(&Request) -> Answer + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        Self::serve_on(listener, scheme, acceptor, script)
+    }
+
+    fn serve_on(
+        listener: TcpListener,
+        scheme: &'static str,
+        acceptor: Option<TlsAcceptor>,
+        script: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().expect("it has an address").to_string();
         let requests = Arc::<Mutex<Vec<Request>>>::default();
         let (kept, script): (_, Arc<Script>) = (requests.clone(), Arc::new(script));

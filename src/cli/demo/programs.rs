@@ -173,13 +173,16 @@ mod tests {
 
     /// A folder with a `postgres` that tells this version.
     fn install(parent: &Path, name: &str, version: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt as _;
         let bin = parent.join(name).join("bin");
         std::fs::create_dir_all(&bin).unwrap();
         for program in ["postgres", "initdb"] {
-            let program = bin.join(program);
-            std::fs::write(&program, format!("#!/bin/sh\necho 'postgres (PostgreSQL) {version}'\n")).unwrap();
-            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // By another process: a file that is open for writing here is inherited by whatever a test beside this one
+            // starts at that moment, and cannot be executed as long as that has it.
+            let script = format!("#!/bin/sh\necho 'postgres (PostgreSQL) {version}'\n");
+            let write = "printf %s \"$1\" > \"$2\" && chmod 755 \"$2\"";
+            let written =
+                std::process::Command::new("sh").args(["-c", write, "sh", &script]).arg(bin.join(program)).status();
+            assert!(written.unwrap().success());
         }
         bin
     }

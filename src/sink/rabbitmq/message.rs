@@ -145,6 +145,7 @@ mod tests {
             timestamp_millis: 1_700_000_000_999,
             commit: CommitId::Postgres(Lsn(1)),
             table: None,
+            row: None,
         }
     }
 

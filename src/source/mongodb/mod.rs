@@ -10,11 +10,11 @@
 //! The server keeps no position for a reader, so outboxd keeps it itself, behind the acknowledgements, beside the lease
 //! that says who runs the pipeline.
 
-mod change_stream;
+pub(crate) mod change_stream;
 pub(crate) mod checkpoint;
-mod documents;
+pub(crate) mod documents;
 pub mod extended_json;
-mod judge;
+pub(crate) mod judge;
 mod keeper;
 pub(crate) mod lease;
 pub mod preflight;
@@ -129,7 +129,7 @@ pub fn check_url(url: &str) -> Result<(), SourceFailure> {
 }
 
 /// What is watched, with the URL's database where a collection names none.
-fn scope(settings: &MongoSettings, connection: &Connection) -> Scope {
+pub(crate) fn scope(settings: &MongoSettings, connection: &Connection) -> Scope {
     let database = connection.database.name();
     let namespace = |table: &crate::config::TableName| {
         (table.schema.clone().unwrap_or_else(|| database.to_owned()), table.name.clone())

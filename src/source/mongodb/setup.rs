@@ -17,6 +17,7 @@ use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
 const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
+const NATIVE_STATUS: &str = include_str!("../../../sql/mongodb/native-status.js");
 const ENTITY: &str = include_str!("../../../sql/mongodb/entity.js");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/mongodb/message-group.js");
 const CHECKPOINT: &str = include_str!("../../../sql/mongodb/checkpoint.js");
@@ -91,7 +92,7 @@ pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
 async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, SourceFailure> {
     let settings = wanted.settings;
     let server = Server::ask(connection).await?;
-    if let Some(failure) = judge::server(&server).into_iter().next() {
+    if let Some(failure) = judge::server(&server).into_iter().next().filter(|_| wanted.is_log()) {
         return Err(failure);
     }
     let watch = watch_of(settings, connection, &server);
@@ -105,6 +106,11 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
         for command in commands(&template(&wanted.of.route, collection)) {
             plan.add(&database, collection, command).await?;
         }
+        if wanted.is_native_status() {
+            for command in commands(&filled(NATIVE_STATUS, &wanted.of.route, collection)) {
+                plan.add(&database, collection, command).await?;
+            }
+        }
     }
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
@@ -114,6 +120,9 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
         for command in letters::create(table) {
             plan.add(&database, &table.name, command).await?;
         }
+    }
+    if !wanted.is_log() {
+        return Ok(plan);
     }
     let document = lease::document(&connection.database, &wanted.of.name).await?.unwrap_or_default();
     let stored = Place::open(&settings.checkpoint, &wanted.of.kafka)?.load(&wanted.of.name, &document).await?;
@@ -196,6 +205,10 @@ fn template(route: &RouteSettings, collection: &str) -> String {
         "message-group" => MESSAGE_GROUP,
         _ => NATIVE,
     };
+    filled(template, route, collection)
+}
+
+fn filled(template: &str, route: &RouteSettings, collection: &str) -> String {
     let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
     schema::fill(template, |name| match name {
         "table" => Some(quoted(collection)),
@@ -218,9 +231,15 @@ mod tests {
 
     #[test]
     fn every_line_of_a_script_is_understood() {
-        for (script, expected) in
-            [(NATIVE, 2), (DEBEZIUM, 1), (ENTITY, 6), (MESSAGE_GROUP, 2), (CHECKPOINT, 1), (letters::CREATE, 2)]
-        {
+        for (script, expected) in [
+            (NATIVE, 2),
+            (DEBEZIUM, 1),
+            (ENTITY, 6),
+            (MESSAGE_GROUP, 2),
+            (NATIVE_STATUS, 1),
+            (CHECKPOINT, 1),
+            (letters::CREATE, 2),
+        ] {
             let filled = schema::fill(script, |_| None);
             assert_eq!(commands(&filled).len(), expected, "{filled}");
             assert_eq!(filled.lines().filter(|line| !line.trim().is_empty()).count(), expected, "{filled}");

@@ -33,14 +33,14 @@ pub mod event;
 pub mod gtid;
 mod input;
 pub mod json;
-mod judge;
-mod keeper;
+pub(crate) mod judge;
+pub(crate) mod keeper;
 mod locate;
 mod log;
 mod numbers;
 pub mod position;
 pub mod preflight;
-mod privileges;
+pub(crate) mod privileges;
 pub mod query;
 mod reader;
 pub mod rows;
@@ -48,9 +48,9 @@ pub mod server;
 pub mod server_error;
 pub mod session;
 pub mod setup;
-mod snapshot;
+pub(crate) mod snapshot;
 pub mod table_map;
-mod tables;
+pub(crate) mod tables;
 mod temporal;
 pub mod transaction;
 pub mod values;
@@ -280,7 +280,7 @@ async fn warn_of_prepared(session: &mut Session) {
 }
 
 /// The first of the problems, as a run tells them; `check` shows them all.
-fn refuse(mut problems: Vec<SourceFailure>) -> Result<(), SourceFailure> {
+pub(crate) fn refuse(mut problems: Vec<SourceFailure>) -> Result<(), SourceFailure> {
     match problems.is_empty() {
         true => Ok(()),
         false => Err(problems.remove(0)),

@@ -21,7 +21,7 @@ pub enum Right {
 }
 
 impl Right {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Right::Create => "CREATE",
             Right::Select => "SELECT",

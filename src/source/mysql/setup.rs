@@ -17,6 +17,7 @@ pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/mysql/message-group.sql");
 const PRODUCE_RECEIVE: &str = include_str!("../../../sql/mysql/produce-receive.sql");
+const NATIVE_STATUS: &str = include_str!("../../../sql/mysql/native-status.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
 
 type Wanted<'a> = schema::Wanted<'a, MySqlSettings>;
@@ -91,20 +92,30 @@ pub async fn dry_run(wanted: &Wanted<'_>) -> Result<String, SourceFailure> {
 async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Result<Plan, SourceFailure> {
     let settings = wanted.settings;
     let server = Server::ask(session).await?;
-    refuse(judge::settings(&server))?;
+    if wanted.is_log() {
+        refuse(judge::settings(&server))?;
+    }
     let (catalog, missing) = tables::find(session, database, &settings.tables).await?;
     refuse(missing_columns(&catalog, wanted.projection))?;
     let mut plan = Plan::default();
     for table in &settings.tables {
         plan.add(!missing.contains(table), format!("table {table}"), create_table(wanted, table));
+        if wanted.is_native_status() {
+            let known = catalog.iter().any(|known| known.name == table.name && known.has("seq") && known.has("status"));
+            let sql = schema::fill(NATIVE_STATUS, |name| (name == "table").then(|| quoted(table)));
+            plan.add(known, format!("status columns of table {table}"), sql);
+        }
+    }
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, format!("table {table}"), letters::create(table));
+    }
+    if !wanted.is_log() {
+        return Ok(plan);
     }
     let place = Place::open(&settings.checkpoint, &wanted.of.kafka)?;
     let has_table = checkpoint::table_exists(session, database).await?;
     if place.is_table() {
         plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
-    }
-    for table in wanted.letter_tables() {
-        plan.add(letters::exists(session, table).await?, format!("table {table}"), letters::create(table));
     }
     let stored = match place.is_table() && !has_table {
         true => None,
@@ -140,6 +151,13 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     Ok(plan)
 }
 
+fn quoted(table: &TableName) -> String {
+    match &table.schema {
+        Some(schema) => format!("{}.{}", quote(schema), quote(&table.name)),
+        None => quote(&table.name),
+    }
+}
+
 fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
     let template = match wanted.of.route.layout.as_str() {
         "debezium" => DEBEZIUM,
@@ -149,10 +167,7 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
         _ => NATIVE,
     };
     schema::fill(template, |name| match name {
-        "table" => Some(match &table.schema {
-            Some(schema) => format!("{}.{}", quote(schema), quote(&table.name)),
-            None => quote(&table.name),
-        }),
+        "table" => Some(quoted(table)),
         "payload_type" => Some(wanted.payload.to_owned()),
         role => wanted.column(role).map(quote),
     })

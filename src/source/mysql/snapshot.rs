@@ -115,7 +115,7 @@ impl SnapshotReader {
     }
 }
 
-fn set_field(chunk: &mut Chunk, slot: usize, want: Want, value: Option<&[u8]>, as_uuid: bool) {
+pub(crate) fn set_field(chunk: &mut Chunk, slot: usize, want: Want, value: Option<&[u8]>, as_uuid: bool) {
     match (want, value) {
         (_, None) => chunk.set_field(slot, Field::Null),
         (Want::Text, Some(bytes)) => chunk.render_field(slot, |out| {

@@ -22,7 +22,7 @@ mod reader;
 pub mod server_error;
 pub mod setup;
 pub mod slot;
-mod snapshot;
+pub(crate) mod snapshot;
 pub mod sql;
 pub mod tables;
 mod tls;

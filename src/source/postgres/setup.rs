@@ -13,10 +13,11 @@ use super::slot;
 use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
-use crate::config::{PostgresSettings, Snapshot, TableName};
+use crate::config::{Capture, PostgresSettings, Snapshot, TableName};
 use crate::dead_letters::postgres as letters;
 use crate::source::notes;
-use crate::source::{SourceFailure, schema};
+use crate::source::poll::progress::{self, Progress};
+use crate::source::{SourceFailure, poll, schema};
 
 /// The outbox table of the layout `native`, as it stands.
 pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
@@ -25,9 +26,12 @@ const MESSAGE_GROUP: &str = include_str!("../../../sql/postgres/message-group.sq
 const EVENT_STORE: &str = include_str!("../../../sql/postgres/event-store.sql");
 const OCCURRED_ON: &str = include_str!("../../../sql/postgres/occurred-on.sql");
 const PRODUCE_RECEIVE: &str = include_str!("../../../sql/postgres/produce-receive.sql");
+const NATIVE_STATUS: &str = include_str!("../../../sql/postgres/native-status.sql");
+const NOTIFY: &str = include_str!("../../../sql/postgres/notify.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
 
 const NOTES: &str = "table outboxd_publishers";
+const PROGRESS: &str = "table outbox_topic_progress";
 
 /// The version whose statements are printed when no server can be asked.
 const NEWEST_VERSION: u32 = 180_000;
@@ -72,12 +76,14 @@ impl Plan {
 /// Makes what is missing, saying one line for each thing. A second time there is nothing to do.
 pub async fn init(wanted: &Wanted<'_>, say: &mut dyn FnMut(&str)) -> Result<(), SourceFailure> {
     let session = Arc::new(sql::connect(&super::conninfo(wanted.settings)?).await?);
-    let level: String = session
-        .query_one("SELECT pg_catalog.current_setting('wal_level')", &[])
-        .await
-        .map_err(|error| session.classify(&error))?
-        .get(0);
-    refuse(judge::wal_level(&level))?;
+    if wanted.is_log() {
+        let level: String = session
+            .query_one("SELECT pg_catalog.current_setting('wal_level')", &[])
+            .await
+            .map_err(|error| session.classify(&error))?
+            .get(0);
+        refuse(judge::wal_level(&level))?;
+    }
     let plan = plan(&session, wanted).await?;
     for thing in &plan.present {
         say(&format!("exists already: {thing}"));
@@ -148,6 +154,32 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     refuse(judge::version(version))?;
     let (tables, missing) = Tables::find(session, &settings.tables).await?;
     refuse(judge::tables(&[], &tables, wanted.projection))?;
+    let mut plan = Plan::default();
+    for schema in missing.iter().filter_map(|table| table.schema.as_deref()) {
+        let exists: bool = session
+            .query_one("SELECT pg_catalog.to_regnamespace($1) IS NOT NULL", &[&quote(schema)])
+            .await
+            .map_err(|error| session.classify(&error))?
+            .get(0);
+        if !exists {
+            plan.steps.push(create_schema(schema));
+        }
+    }
+    for table in &settings.tables {
+        plan.add(!missing.contains(table), create_table(wanted, table, version));
+    }
+    plan_polling(&mut plan, session, wanted, &tables).await?;
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, create_letters(table));
+    }
+    if matches!(wanted.of.capture, Capture::Positions(_)) {
+        plan.add(Progress::exists(session).await?, Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
+        return Ok(plan);
+    }
+    if !wanted.is_log() {
+        plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+        return Ok(plan);
+    }
     let has_checkpoints = checkpoint::table_exists(session).await?;
     let stored = if has_checkpoints { checkpoint::load(session, &wanted.of.name).await? } else { None };
     let state = slot::state(session, &settings.slot, version).await?;
@@ -163,25 +195,8 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     let found = publication.as_ref();
     refuse(judge::publication(settings, found, &tables.catalog, wanted.projection, state.is_some()))?;
 
-    let mut plan = Plan::default();
-    for schema in missing.iter().filter_map(|table| table.schema.as_deref()) {
-        let exists: bool = session
-            .query_one("SELECT pg_catalog.to_regnamespace($1) IS NOT NULL", &[&quote(schema)])
-            .await
-            .map_err(|error| session.classify(&error))?
-            .get(0);
-        if !exists {
-            plan.steps.push(create_schema(schema));
-        }
-    }
-    for table in &settings.tables {
-        plan.add(!missing.contains(table), create_table(wanted, table, version));
-    }
     plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
-    for table in wanted.letter_tables() {
-        plan.add(letters::exists(session, table).await?, create_letters(table));
-    }
     plan.add(found.is_some(), create_publication(wanted));
     if publication.is_some_and(|publication| !publication.all_tables) {
         // The tables that were missing a moment ago cannot be in it.
@@ -202,10 +217,20 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
     for table in &wanted.settings.tables {
         steps.extend(table.schema.as_deref().filter(|schema| *schema != "public").map(create_schema));
         steps.push(create_table(wanted, table, NEWEST_VERSION));
+        steps.extend(wanted.is_native_status().then(|| add_status(table)));
+        steps.extend(wanted.notify.then(|| add_trigger(table, table.schema.as_deref().unwrap_or("public"))));
+    }
+    steps.extend(wanted.letter_tables().into_iter().map(create_letters));
+    if matches!(wanted.of.capture, Capture::Positions(_)) {
+        steps.push(Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
+        return Plan { present: Vec::new(), steps };
+    }
+    if !wanted.is_log() {
+        steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+        return Plan { present: Vec::new(), steps };
     }
     steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
-    steps.extend(wanted.letter_tables().into_iter().map(create_letters));
     steps.push(create_publication(wanted));
     steps.push(create_slot(wanted, NEWEST_VERSION));
     steps.push(store_row(wanted));
@@ -237,6 +262,50 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
 
 fn create_letters(table: &TableName) -> Step {
     Step::new(format!("table {table}"), letters::create(table))
+}
+
+/// The columns of `native` for polling, and the trigger; whether each table has them.
+async fn plan_polling(
+    plan: &mut Plan,
+    session: &SqlSession,
+    wanted: &Wanted<'_>,
+    tables: &Tables,
+) -> Result<(), SourceFailure> {
+    for name in &wanted.settings.tables {
+        let known = tables
+            .catalog
+            .iter()
+            .find(|table| table.name == name.name && name.schema.as_ref().is_none_or(|schema| *schema == table.schema));
+        if wanted.is_native_status() {
+            plan.add(known.is_some_and(|table| table.has("seq") && table.has("status")), add_status(name));
+        }
+        if wanted.notify {
+            let asked =
+                "SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = $1 AND tgname = 'outboxd_notify'),
+                                coalesce(current_schema()::text, 'public')";
+            let oid = known.map_or(0, |table| table.oid);
+            let row = session.query_one(asked, &[&oid]).await.map_err(|error| session.classify(&error))?;
+            let own: String = row.get(1);
+            let schema = known.map(|table| &table.schema).or(name.schema.as_ref()).unwrap_or(&own);
+            plan.add(row.get(0), add_trigger(name, schema));
+        }
+    }
+    Ok(())
+}
+
+fn add_status(table: &TableName) -> Step {
+    let sql = schema::fill(NATIVE_STATUS, |name| (name == "table").then(|| table.quoted()));
+    Step::new(format!("status columns of table {table}"), sql)
+}
+
+fn add_trigger(table: &TableName, schema: &str) -> Step {
+    let channel = poll::postgres::channel(schema, &table.name);
+    let sql = schema::fill(NOTIFY, |name| match name {
+        "table" => Some(table.quoted()),
+        "channel" => Some(literal(&channel)),
+        _ => None,
+    });
+    Step::new(format!("trigger outboxd_notify of table {table}"), sql)
 }
 
 fn create_publication(wanted: &Wanted<'_>) -> Step {

@@ -102,7 +102,13 @@ impl SnapshotReader {
     }
 }
 
-fn set_field(slot: usize, type_oid: u32, want: Want, value: Option<&str>, chunk: &mut Chunk) -> Result<(), BadValue> {
+pub(crate) fn set_field(
+    slot: usize,
+    type_oid: u32,
+    want: Want,
+    value: Option<&str>,
+    chunk: &mut Chunk,
+) -> Result<(), BadValue> {
     let Some(text) = value else {
         chunk.set_field(slot, Field::Null);
         return Ok(());

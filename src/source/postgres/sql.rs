@@ -1,14 +1,15 @@
 //! Ordinary SQL beside the stream: slots, publications, checkpoints, the preflight. tokio-postgres speaks it over the
 //! transport that [`dial`] opened, so that address, TLS and password mean the same for both kinds of connections.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_postgres::config::{
     ChannelBinding as DriverBinding, SslMode as DriverMode, SslNegotiation as DriverNegotiation,
 };
-use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, SimpleQueryMessage};
 
 use super::channel::Encrypted;
 use super::conninfo::{ChannelBinding, ConnInfo, Host};
@@ -28,7 +29,11 @@ pub struct SqlSession {
     standing: Option<Standing>,
     /// Set once, when the connection has ended.
     end: watch::Receiver<Option<Arc<End>>>,
+    /// What is done when a channel that is listened to was notified.
+    heard: Arc<OnceLock<Hearer>>,
 }
+
+type Hearer = Box<dyn Fn() + Send + Sync>;
 
 /// How a connection ended: with an error, or closed in order.
 struct End(Option<tokio_postgres::Error>);
@@ -85,9 +90,18 @@ impl SqlSession {
         &self.description
     }
 
+    /// Says what is done at every notification of the channels that this session listens to.
+    pub fn on_notification(&self, act: impl Fn() + Send + Sync + 'static) {
+        let _ = self.heard.set(Box::new(act));
+    }
+
     /// Sorts an error of this session's client.
     pub fn classify(&self, error: &tokio_postgres::Error) -> SourceFailure {
         classify_sql(error, &self.description)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
     }
 
     /// Waits until the connection has ended. A server that is shut down says so here (57P01) before anything else
@@ -150,15 +164,32 @@ impl Protocol for Sql {
             .ok_or_else(|| WireError::unexpected("no version"))?;
         let standing = Standing::from_settings(parameter("in_hot_standby"), parameter("default_transaction_read_only"));
         let (ended, end) = watch::channel(None);
+        let heard = Arc::<OnceLock<Hearer>>::default();
+        let hearer = heard.clone();
         tokio::spawn(async move {
-            let result = match connection {
-                Running::Encrypted(connection) => connection.await,
-                Running::Plain(connection) => connection.await,
-            };
-            ended.send_replace(Some(Arc::new(End(result.err()))));
+            let mut connection = connection;
+            let messages = std::future::poll_fn(|context| {
+                loop {
+                    let message = match &mut connection {
+                        Running::Encrypted(connection) => connection.poll_message(context),
+                        Running::Plain(connection) => connection.poll_message(context),
+                    };
+                    match message {
+                        Poll::Ready(Some(Ok(message))) => {
+                            if let (AsyncMessage::Notification(_), Some(act)) = (message, hearer.get()) {
+                                act();
+                            }
+                        }
+                        Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(error)),
+                        Poll::Ready(None) => return Poll::Ready(None),
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            });
+            ended.send_replace(Some(Arc::new(End(messages.await))));
         });
         let description = info.describe_host(host);
-        Ok(SqlSession { client, host: host.clone(), description, version, encrypted, standing, end })
+        Ok(SqlSession { client, host: host.clone(), description, version, encrypted, standing, end, heard })
     }
 
     async fn standing(session: &mut SqlSession) -> Result<Standing, WireError> {

@@ -1,0 +1,114 @@
+//! What the poller knows of a layout's tables, whatever the database.
+
+use std::time::Duration;
+
+use crate::config::{PollSettings, RouteSettings};
+use crate::route::layout::{Kind, Layout, Role};
+use crate::route::polling::Polling;
+
+/// The names of a table's columns, and what is set in them.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub scheme: &'static Polling,
+    pub id: String,
+    /// The column that groups rows; `None` where it is none of its own, so that a row that waits stops its table.
+    pub key: Option<String>,
+    /// The order of rows, with the id last.
+    pub order: Vec<String>,
+    pub most: u32,
+    pub lease: Duration,
+    pub worker: String,
+    renamed: Vec<(&'static str, String)>,
+    /// Documents of this layout are in camel case.
+    camel: bool,
+}
+
+impl View {
+    pub fn of(settings: &PollSettings, route: &RouteSettings, kind: Kind) -> Self {
+        let layout = Layout::named(&route.layout);
+        let mut renamed = Vec::new();
+        for (name, role) in Role::ALL {
+            let chosen = route.columns.iter().rev().find(|(of, _)| of == name).map(|(_, column)| column.clone());
+            let own = layout.and_then(|layout| layout.column(role)).map(|(column, _)| column);
+            if let (Some(own), Some(chosen)) = (own, chosen) {
+                renamed.push((own, chosen));
+            }
+        }
+        let camel = kind == Kind::Mongo && route.layout == "message-group";
+        let mut view = View {
+            scheme: settings.scheme,
+            id: String::new(),
+            key: None,
+            order: Vec::new(),
+            most: settings.patience.most,
+            lease: settings.lease,
+            worker: settings.worker.clone(),
+            renamed,
+            camel,
+        };
+        let column_of = |role| layout.and_then(|layout| layout.column(role)).map(|(column, _)| column);
+        view.id = column_of(Role::Id).map(|column| view.name(column)).unwrap_or_default();
+        // A key that was chosen where the layout has none is a column as well.
+        let chosen = route.columns.iter().rev().find(|(of, _)| of == "key").map(|(_, column)| column.clone());
+        let key = chosen.or_else(|| column_of(Role::Key).map(|column| view.name(column)));
+        view.key = key.filter(|column| !column.starts_with('/'));
+        let order = if kind == Kind::Mongo { settings.scheme.document_order } else { settings.scheme.order };
+        view.order = order.iter().map(|column| view.name(column)).collect();
+        let id = if kind == Kind::Mongo && view.id.is_empty() { "_id".to_owned() } else { view.id.clone() };
+        view.order.push(id);
+        view
+    }
+
+    /// What a column of the layout is called here.
+    pub fn name(&self, column: &str) -> String {
+        if let Some((_, chosen)) = self.renamed.iter().find(|(own, chosen)| *own == column && !chosen.starts_with('/'))
+        {
+            return chosen.clone();
+        }
+        if !self.camel {
+            return column.to_owned();
+        }
+        let mut name = String::new();
+        let mut upper = false;
+        for c in column.chars() {
+            match c {
+                '_' => upper = true,
+                c if upper => {
+                    name.push(c.to_ascii_uppercase());
+                    upper = false;
+                }
+                c => name.push(c),
+            }
+        }
+        name
+    }
+
+    /// The columns that a table must have besides those of its records.
+    pub fn needed(&self) -> Vec<String> {
+        let mut needed: Vec<_> = self.scheme.columns().into_iter().map(|column| self.name(column)).collect();
+        needed.extend(self.order.iter().cloned());
+        needed.extend(self.key.clone());
+        needed.sort_unstable();
+        needed.dedup();
+        needed
+    }
+}
+
+/// A refusal in a word, as Kafka names its errors.
+pub fn code(why: &str) -> &str {
+    let known = [
+        ("takes", "MSG_SIZE_TOO_LARGE"),
+        ("larger than", "MSG_SIZE_TOO_LARGE"),
+        ("too large", "MSG_SIZE_TOO_LARGE"),
+        ("Unknown topic", "UNKNOWN_TOPIC_OR_PART"),
+        ("does not exist", "UNKNOWN_TOPIC_OR_PART"),
+        ("uthoriz", "TOPIC_AUTHORIZATION_FAILED"),
+        ("not a name Kafka takes", "INVALID_TOPIC_EXCEPTION"),
+        ("topic is null", "INVALID_TOPIC_EXCEPTION"),
+        ("nvalid record", "INVALID_RECORD"),
+    ];
+    known.iter().find(|(part, _)| why.contains(part)).map_or(why, |(_, name)| name)
+}
+
+/// How many keys a statement may leave out; with more, the table waits.
+pub const MOST_KEYS: usize = 1000;
