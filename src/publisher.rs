@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 
 use crate::ack_window::{AckWindow, Advanced, Bells, Receipt};
 use crate::config::{DeadLetter, PublisherSettings};
+use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::position::Position;
@@ -361,14 +362,21 @@ impl Publisher<'_> {
         let halt = |what: String, remedy: &str| {
             Failure::Halt(Halt { code: ExitCode::Undeliverable, what, remedy: remedy.to_owned() })
         };
-        let DeadLetter::Topic(topic) = &self.settings.dead_letter else {
-            let id = self.router.describe(chunk, event);
-            return Err(halt(
-                format!("the event {id} of the commit at {commit} cannot be delivered: {why}"),
-                "remove the cause (create the topic, raise max.message.bytes …), or set --dead-letter topic:NAME",
-            ));
+        let place = &self.settings.dead_letter;
+        let topic = match place {
+            DeadLetter::Topic(topic) => topic,
+            DeadLetter::Table(table) => &table.name,
+            DeadLetter::None => {
+                let id = self.router.describe(chunk, event);
+                return Err(halt(
+                    format!("the event {id} of the commit at {commit} cannot be delivered: {why}"),
+                    "remove the cause (create the topic, raise max.message.bytes …), or set --dead-letter table:NAME or \
+                     topic:NAME",
+                ));
+            }
         };
-        let letter_headers = [("outboxd.reason", why), ("outboxd.pipeline", self.pipeline)];
+        let letter_headers =
+            [(letter::REASON, why), (letter::PIPELINE, self.pipeline), (letter::PUBLISHER, &self.settings.name)];
         loop {
             let record = self.router.dead_letter(chunk, event, topic, &letter_headers);
             match sink.park(&record, receipt).await? {
@@ -392,7 +400,7 @@ impl Publisher<'_> {
             }
         }
         self.account.status.parked();
-        tracing::warn!(commit = %commit, topic, "an event was put into the dead-letter topic: {why}");
+        tracing::warn!(commit = %commit, "an event was put into the dead-letter {}: {why}", place.describe());
         Ok(())
     }
 }

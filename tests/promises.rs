@@ -10,6 +10,8 @@ mod promises {
     mod capture;
     mod commands;
     mod contract;
+    mod dead_letter_commands;
+    mod dead_letters;
     mod demo;
     mod documentation;
     mod event_store;

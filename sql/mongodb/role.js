@@ -9,4 +9,7 @@ db.runCommand({ "createRole": "outboxd", "privileges": [
 ], "roles": [] })
 // To tell how far the oplog reaches back (check, --start earliest, the report of a gap); not needed to relay:
 // db.grantRolesToRole("outboxd", [{ role: "read", db: "local" }])
+// Only for --dead-letter collection:outboxd_dead_letters; `remove` only for who purges (`outboxd dlq purge`):
+// db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outboxd_dead_letters" },
+//     actions: ["find", "insert", "update", "remove"] }])
 db.runCommand({ "createUser": "outboxd", "pwd": "change me", "roles": ["outboxd"] })

@@ -14,3 +14,8 @@ GRANT SELECT, INSERT, UPDATE ON shop.outboxd_checkpoint TO 'outboxd'@'%';
 GRANT SELECT ON shop.outbox TO 'outboxd'@'%';
 -- Only for --snapshot existing on a server without GTIDs:
 -- GRANT LOCK TABLES ON shop.* TO 'outboxd'@'%';
+
+-- Only for --dead-letter table:outboxd_dead_letters:
+-- GRANT SELECT, INSERT ON shop.outboxd_dead_letters TO 'outboxd'@'%';
+-- And for who replays and purges (`outboxd dlq`):
+-- GRANT SELECT, UPDATE, DELETE ON shop.outboxd_dead_letters TO 'outboxd'@'%';

@@ -14,3 +14,8 @@ GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outbox
 
 -- Only for --snapshot existing, which reads the rows already in the table; the log is read without it.
 -- GRANT SELECT ON outbox TO outboxd_relay;
+
+-- Only for --dead-letter table:outboxd_dead_letters; the identity column needs no right of its own.
+-- GRANT SELECT, INSERT ON outboxd_dead_letters TO outboxd_relay;
+-- And for who replays and purges (`outboxd dlq`):
+-- GRANT SELECT, UPDATE, DELETE ON outboxd_dead_letters TO outboxd_relay;

@@ -9,7 +9,7 @@ use crate::config::{PipelineSettings, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::preflight::{Finding, Verdict};
 use crate::route::Plans;
-use crate::{sink, source};
+use crate::{dead_letters, sink, source};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,7 +49,8 @@ async fn look(pipeline: &PipelineSettings) -> Result<Vec<Line<'_>>, Halt> {
     let source = source::preflight(pipeline, &plans.projection).await;
     let mut sink = Vec::new();
     for (publisher, (plan, _)) in pipeline.publishers.iter().zip(&plans.publishers) {
-        let findings = sink::preflight(publisher, plan).await;
+        let mut findings = sink::preflight(publisher, plan).await;
+        findings.extend(Box::pin(dead_letters::preflight(publisher)).await);
         sink.extend(findings.into_iter().map(|mut finding| {
             if !pipeline.is_lone() {
                 finding.what = format!("{}: {}", publisher.name, finding.what);

@@ -11,7 +11,11 @@ pub fn page(subcommand: Option<&str>) -> Result<Vec<u8>, Halt> {
     command.build();
     let described = match subcommand {
         None => &command,
-        Some(name) => command.find_subcommand(name).ok_or_else(|| unknown(&command, name))?,
+        // `dlq list`, or as the page is called: `dlq-list`.
+        Some(name) => name
+            .split([' ', '-'])
+            .try_fold(&command, |within, word| within.find_subcommand(word))
+            .ok_or_else(|| unknown(&command, name))?,
     };
     let mut page = Vec::new();
     let written = Man::new(described.clone()).render(&mut page);
@@ -37,7 +41,7 @@ mod tests {
     fn every_command_has_a_page() {
         let outboxd = String::from_utf8(page(None).unwrap()).unwrap();
         assert!(outboxd.contains("outboxd\\-run"), "{outboxd}");
-        for name in ["run", "check", "init", "status", "demo", "completions", "man"] {
+        for name in ["run", "check", "init", "status", "dlq", "dlq-list", "dlq replay", "demo", "completions", "man"] {
             assert!(!page(Some(name)).unwrap().is_empty(), "{name}");
         }
         let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();

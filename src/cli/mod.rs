@@ -7,6 +7,7 @@ mod ask;
 pub mod check;
 pub mod completions;
 pub mod demo;
+pub mod dlq;
 pub mod init;
 pub mod logging;
 pub mod man;
@@ -44,6 +45,7 @@ Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
+  outboxd dlq list --config /etc/outboxd.toml --name orders
 
 Exit codes:
   0  done, or stopped                 4  the position is lost
@@ -111,6 +113,13 @@ pub enum Command {
     Pause(OrderArgs),
     /// Resume a pipeline, or one of its publishers, where it stood
     Resume(OrderArgs),
+    /// Look at events that could not be delivered, send them again, delete them
+    ///
+    /// SOURCE and flags, or --config, are those of `run`: they say where dead letters are (--dead-letter) and where they go.
+    Dlq {
+        #[command(subcommand)]
+        command: dlq::DlqCommand,
+    },
     /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -254,7 +263,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 3] = ["run", "check", "init"];
+const LAYERED: [&str; 4] = ["run", "check", "init", "dlq"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -262,7 +271,15 @@ pub fn command() -> clap::Command {
         let switch = arg.is_require_equals_set();
         arg.hide_env_values(true).hide_possible_values(switch)
     };
-    Cli::command().mut_subcommands(|subcommand| subcommand.mut_args(quiet))
+    each_subcommand(Cli::command(), &|_, subcommand| subcommand.mut_args(quiet))
+}
+
+/// Changes every subcommand, and theirs, knowing which of the top it is or belongs to.
+fn each_subcommand(command: clap::Command, change: &dyn Fn(&str, clap::Command) -> clap::Command) -> clap::Command {
+    command.mut_subcommands(|subcommand| {
+        let top = subcommand.get_name().to_owned();
+        change(&top, subcommand.mut_subcommands(|inner| change(&top, inner)))
+    })
 }
 
 /// Reads a command line. Help and version come as errors, as clap has it.
@@ -278,7 +295,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
         Err(error) => return Err(redacted(error)),
     };
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut layers))?;
-    if let (Some(layer), Some((_, given))) = (cli.command.layer(), matches.subcommand()) {
+    if let Command::Dlq { command } = &mut cli.command {
+        command.complete();
+    }
+    let given = matches.subcommand().map(|(_, given)| given.subcommand().map_or(given, |(_, inner)| inner));
+    if let (Some(layer), Some(given)) = (cli.command.layer(), given) {
         layer.complete(given).map_err(|error| error.format(&mut layers))?;
     }
     Ok(cli)
@@ -303,8 +324,8 @@ fn layers() -> clap::Command {
         let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
         if empty { config::options::without_environment(arg) } else { arg }
     };
-    command().mut_subcommands(|subcommand| {
-        let layered = LAYERED.contains(&subcommand.get_name());
+    each_subcommand(command(), &|top, subcommand| {
+        let layered = LAYERED.contains(&top);
         subcommand.mut_args(unset).mut_args(|arg| match layered && options.contains(arg.get_id()) {
             true => arg.default_value(Resettable::Reset),
             false => arg,
@@ -325,6 +346,7 @@ impl Command {
                 args.pipelines.without_sink = true;
                 Some(&mut args.pipelines)
             }
+            Command::Dlq { command } => Some(command.layer()),
             _ => None,
         }
     }
@@ -387,6 +409,7 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         Command::Status(args) => block_on(status::run(args)),
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),
+        Command::Dlq { command } => dlq::execute(command),
         Command::Demo(args) => {
             // The demo speaks for itself.
             if std::env::var_os("RUST_LOG").is_some() {

@@ -182,3 +182,26 @@ fn help_never_shows_a_variables_value() {
         assert!(error.contains("OUTBOXD_KAFKA") && !error.contains("hunter2"), "{error}");
     }
 }
+
+#[test]
+fn dlq_takes_the_options_of_run_as_a_layer() {
+    for line in [
+        "outboxd dlq list postgres://h/db --dead-letter table:d",
+        "outboxd dlq show 7 postgres://h/db --dead-letter table:d",
+        "outboxd dlq replay 0:7 postgres://h/db --dead-letter table:d",
+        "outboxd dlq replay --all postgres://h/db --dead-letter table:d",
+        "outboxd dlq purge postgres://h/db --dead-letter table:d --older-than 30d",
+    ] {
+        let args = layer(line);
+        assert_eq!(args.pipeline.source, Some("postgres://h/db".into()), "{line}");
+        assert_eq!((args.pipeline.dead_letter.as_deref(), args.pipeline.layout), (Some("table:d"), None), "{line}");
+        assert!(args.pipeline_flags.contains(&"--dead-letter".to_owned()), "{line}");
+        // Brokers are only needed by who sends.
+        assert_eq!(args.without_sink, !line.contains("replay"), "{line}");
+    }
+    for line in
+        ["outboxd dlq", "outboxd dlq show", "outboxd dlq list --older-than 30d", "outboxd dlq purge --older-than x"]
+    {
+        assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+    }
+}

@@ -396,7 +396,7 @@ pub struct PipelineOptions {
     )]
     pub checkpoint_interval: Option<Span>,
 
-    /// Where a record goes that cannot be delivered: `topic:NAME`, or `none`, which ends the pipeline with exit 6
+    /// Where a record goes that cannot be delivered: `table:NAME` (in the source's database), `collection:NAME` (MongoDB), `topic:NAME` (Kafka), or `none`, which ends the pipeline with exit 6
     #[arg(long, env = "OUTBOXD_DEAD_LETTER", value_name = "PLACE", default_value = "none", help_heading = "Delivery")]
     pub dead_letter: Option<String>,
 

@@ -12,8 +12,8 @@ use super::resolve_publisher::Layer;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
-    Admin, Brokers, Capture, DeadLetter, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings,
-    SourceSettings, TopicCreation, WindowSettings,
+    Admin, Brokers, Capture, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings, SourceSettings,
+    TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
 use crate::route::layout::{Layout, Role};
@@ -294,23 +294,6 @@ impl Resolver {
             self.problem("layout", format!("`{layout}` is not a layout; there are {}{hint}", LAYOUTS.join(", ")));
         }
         layout
-    }
-
-    pub(super) fn dead_letter(&mut self, said: Option<String>) -> DeadLetter {
-        match self.text("dead-letter", said).as_deref() {
-            None | Some("none") => DeadLetter::None,
-            Some(place) => match place.split_once(':') {
-                Some(("topic", topic)) if !topic.is_empty() => DeadLetter::Topic(topic.to_owned()),
-                Some(("table", _)) => {
-                    self.not_yet("dead-letter", "a dead-letter table");
-                    DeadLetter::None
-                }
-                _ => {
-                    self.problem("dead-letter", format!("`{place}` is not a place; there are topic:NAME and none"));
-                    DeadLetter::None
-                }
-            },
-        }
     }
 
     pub(super) fn window(&mut self, events: Option<usize>, bytes: Option<ByteSize>) -> WindowSettings {

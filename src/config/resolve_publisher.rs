@@ -1,5 +1,7 @@
 //! What was said of publishers: each takes from the pipeline's options what its own table leaves out.
 
+use std::sync::Arc;
+
 use super::file::PublisherTable;
 use super::options::{Isolation, PipelineOptions};
 use super::problem::Problem;
@@ -7,7 +9,7 @@ use super::resolve::{KafkaOptions, Resolver, documents_names};
 use super::resolve_sink::{HttpOptions, RabbitOptions, SinkOptions};
 use super::settings::{
     CheckpointPlace, DeadLetter, PipelineSettings, PublisherSettings, RouteSettings, SelectionSettings, SinkSettings,
-    SourceSettings,
+    SourceSettings, TableName,
 };
 use super::values::{Assignment, ByteSize};
 
@@ -132,7 +134,7 @@ impl Resolver {
         let tag_name = |tag: &String| tag.split_once('=').map_or(tag.as_str(), |(name, _)| name).to_owned();
         route.key_tags = selection.required_tags.iter().chain(&selection.any_of_tags).map(tag_name).collect();
         route.publisher.clone_from(&name);
-        let dead_letter = self.dead_letter(said.dead_letter);
+        let dead_letter = self.dead_letter(said.dead_letter, source);
         let sink = self.sink(
             SinkOptions {
                 sink: said.sink,
@@ -200,9 +202,33 @@ impl Resolver {
             sink: sink?,
             kafka: kafka?,
             dead_letter,
+            source: Arc::new(source.clone()),
             window,
             max_retained,
         })
+    }
+
+    fn dead_letter(&mut self, said: Option<String>, source: Option<&SourceSettings>) -> DeadLetter {
+        let Some(place) = self.text("dead-letter", said).filter(|place| place != "none") else {
+            return DeadLetter::None;
+        };
+        let documents = matches!(source, Some(SourceSettings::Mongo(_)));
+        let problem = match place.split_once(':') {
+            Some(("topic", topic)) if !topic.is_empty() => return DeadLetter::Topic(topic.to_owned()),
+            Some(("collection", _)) if source.is_some() && !documents => {
+                "a collection is for MongoDB; here it is table:NAME".to_owned()
+            }
+            Some(("table" | "collection", name)) => match name.parse::<TableName>() {
+                Ok(table) => match source.and_then(|source| read_as_outbox(&table, source)) {
+                    None => return DeadLetter::Table(table),
+                    Some(why) => why.to_owned(),
+                },
+                Err(what) => format!("`{name}`: {what}"),
+            },
+            _ => format!("`{place}` is not a place; there are table:NAME, collection:NAME, topic:NAME and none"),
+        };
+        self.problem("dead-letter", problem);
+        DeadLetter::None
     }
 
     /// How rows become records, as far as it does not depend on the sink.
@@ -217,6 +243,18 @@ impl Resolver {
             ..RouteSettings::default()
         }
     }
+}
+
+/// Why letters that are put there would be taken for events, if they would.
+fn read_as_outbox(place: &TableName, source: &SourceSettings) -> Option<&'static str> {
+    // A name without a schema may mean either.
+    let same = |one: &Option<String>, other: &Option<String>| one.is_none() || other.is_none() || one == other;
+    if source.tables().iter().any(|table| table.name == place.name && same(&table.schema, &place.schema)) {
+        return Some("is the outbox itself: name another table");
+    }
+    let everything = |table: &TableName| table.name == "*" && table.schema == place.schema;
+    let all = matches!(source, SourceSettings::Mongo(_)) && source.tables().iter().any(everything);
+    all.then_some("would be read as an outbox by --table '*': name a collection of another database, as DATABASE.NAME")
 }
 
 /// A file holds one position.

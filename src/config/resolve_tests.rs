@@ -1,7 +1,9 @@
 //! What the layers of options become.
 
 use super::super::resolve_source::{LONGEST_NAME, database, default_name};
-use super::super::settings::{CheckpointPlace, Naming, PostgresSettings, SelectionSettings, SinkSettings, Start};
+use super::super::settings::{
+    CheckpointPlace, DeadLetter, Naming, PostgresSettings, SelectionSettings, SinkSettings, Start,
+};
 use super::super::source_url::UrlParts;
 use std::time::Duration;
 
@@ -162,13 +164,42 @@ fn words_of_later_versions_say_so() {
             _ => options.delivery = value,
         })
     };
-    for (key, value) in [("dead-letter", "table:x"), ("delivery", "exactly-once")] {
-        assert!(set(key, value).ends_with("is not available yet"), "{key}={value}");
-    }
+    assert!(set("delivery", "exactly-once").ends_with("is not available yet"));
     assert!(set("sink", "kafak").contains("is not a sink"));
     let without_brokers = problem(|options| (options.sink, options.brokers) = (Some("kafak".into()), None));
     assert!(without_brokers.contains("is not a sink"), "what it needs is not known: {without_brokers}");
     assert!(set("dead-letter", "topic:").contains("is not a place"));
+}
+
+#[test]
+fn dead_letters_have_a_table_a_collection_or_a_topic_that_is_no_outbox() {
+    let place = |source: &'static str, place: &'static str| {
+        resolved(said(|options| {
+            options.source = Some(source.into());
+            options.dead_letter = Some(place.to_owned());
+        }))
+        .publishers[0]
+            .dead_letter
+            .clone()
+    };
+    let table = |text: &str| DeadLetter::Table(text.parse().unwrap());
+    assert_eq!(place("postgres://db/shop", "table:ops.dead"), table("ops.dead"));
+    assert_eq!(place("mysql://db/shop", "table:dead"), table("dead"));
+    assert_eq!(place("mongodb://db/shop", "collection:dead"), table("dead"));
+    assert_eq!(place("mongodb://db/shop", "table:dead"), table("dead"));
+    assert_eq!(place("postgres://db/shop", "topic:dead"), DeadLetter::Topic("dead".to_owned()));
+
+    let refused = |place: &'static str| problem(|options| options.dead_letter = Some(place.to_owned()));
+    assert!(refused("collection:dead").contains("a collection is for MongoDB"));
+    assert!(refused("table:").contains("a table is"));
+    assert!(refused("table:outbox").contains("is the outbox itself"));
+    assert!(refused("table:public.outbox").contains("is the outbox itself"));
+    let everything = problem(|options| {
+        options.source = Some("mongodb://db/shop".into());
+        options.table = vec!["*".to_owned()];
+        options.dead_letter = Some("collection:dead".to_owned());
+    });
+    assert!(everything.contains("would be read as an outbox"), "{everything}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::kafka_options::KafkaOption;
@@ -78,6 +79,8 @@ pub struct PublisherSettings {
     /// Of the sink, or of dead letters.
     pub kafka: KafkaSettings,
     pub dead_letter: DeadLetter,
+    /// The pipeline's source, for dead letters that are kept there.
+    pub source: Arc<SourceSettings>,
     pub window: WindowSettings,
     /// `None`: however much log it keeps, it is kept.
     pub max_retained: Option<u64>,
@@ -116,6 +119,15 @@ impl SourceSettings {
             SourceSettings::Postgres(source) => &source.tables,
             SourceSettings::MySql(source) => &source.tables,
             SourceSettings::Mongo(source) => &source.tables,
+        }
+    }
+
+    /// Whether nothing may be made in the database.
+    pub fn no_create(&self) -> bool {
+        match self {
+            SourceSettings::Postgres(source) => source.no_create,
+            SourceSettings::MySql(source) => source.no_create,
+            SourceSettings::Mongo(source) => source.no_create,
         }
     }
 }
@@ -312,6 +324,19 @@ pub enum DeadLetter {
     /// The pipeline ends instead.
     None,
     Topic(String),
+    /// A table of the source's database, or a collection.
+    Table(TableName),
+}
+
+impl DeadLetter {
+    /// What it is called, for messages.
+    pub fn describe(&self) -> String {
+        match self {
+            DeadLetter::None => "nowhere".to_owned(),
+            DeadLetter::Topic(name) => format!("topic {name}"),
+            DeadLetter::Table(name) => format!("table {name}"),
+        }
+    }
 }
 
 /// How much may be unacknowledged at once.

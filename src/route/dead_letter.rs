@@ -1,6 +1,7 @@
-//! What an undeliverable event looks like in the dead-letter topic: its own key, value and headers as far as they
+//! What an undeliverable event looks like in the dead-letter place: its own key, value and headers as far as they
 //! could be made out, and beside them why it is there and where it came from.
 
+use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
 use crate::route::{Origin, Record, Router};
 
@@ -14,14 +15,10 @@ impl Router {
         extra: &[(&str, &str)],
     ) -> Record<'a> {
         // Fills headers and topic as for a delivery; what cannot be made out is left as far as it came.
-        let routed = self.route(chunk, event).is_ok();
+        let routed = self.route(chunk, event).map(|record| record.key.map(<[u8]>::to_vec));
         // The event's own time may be what the broker refuses.
         let timestamp_millis = chunk.commit(event).committed_at.as_millis();
-        let slot = |origin: &Option<Origin>| match origin {
-            Some(Origin::Slot(slot)) => chunk.field(event, *slot),
-            _ => None,
-        };
-        if !routed {
+        if routed.is_err() {
             self.headers.clear();
             for (name, origin) in &self.plan.headers {
                 if let Origin::Slot(slot) = origin
@@ -32,33 +29,36 @@ impl Router {
             }
         }
         if !self.topic.is_empty() {
-            self.headers.push("outboxd.topic", Some(self.topic.as_bytes()));
+            self.headers.push(letter::TOPIC, Some(self.topic.as_bytes()));
         }
         let commit = chunk.commit(event).id;
         let position = commit.to_string();
-        self.headers.push("outboxd.position", Some(position.as_bytes()));
+        self.headers.push(letter::POSITION, Some(position.as_bytes()));
         for (name, value) in extra {
             self.headers.push(name, Some(value.as_bytes()));
         }
-        let content = chunk.defect(event).and_then(|(_, content)| content);
-        let value = content.or_else(|| chunk.field(event, self.plan.payload));
-        let key = match &self.plan.key {
-            // It was the last to be pointed to, so the buffer has it.
-            Some(Origin::Pointer(_)) if routed => Some(self.key.as_slice()).filter(|key| !key.is_empty()),
-            key => slot(key),
+        let table = self.plan.table(event);
+        let payload = chunk.field(event, self.plan.payload);
+        let (key, value) = match routed {
+            // As it would have been delivered, so that it can be, once the cause is removed.
+            Ok(key) => {
+                let value = self.plan.value(payload);
+                let key = key.map(|key| {
+                    self.key = key;
+                    self.key.as_slice()
+                });
+                (key, value)
+            }
+            Err(_) => {
+                let key = match &self.plan.key {
+                    Some(Origin::Slot(slot)) => chunk.field(event, *slot),
+                    _ => None,
+                };
+                (key, chunk.defect(event).and_then(|(_, content)| content).or(payload))
+            }
         };
-        let headers = &self.headers;
-        Record {
-            topic,
-            partition: None,
-            key,
-            value,
-            headers,
-            timestamp_millis,
-            commit,
-            table: None,
-            row: chunk.row(event),
-        }
+        let (headers, row) = (&self.headers, chunk.row(event));
+        Record { topic, partition: None, key, value, headers, timestamp_millis, commit, table, row }
     }
 
     /// The event's key as far as it is a column of its own, whatever else is wrong with the event.

@@ -227,6 +227,19 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The record's value; `None` is a tombstone.
+    fn value<'a>(&self, payload: Option<&'a [u8]>) -> Option<&'a [u8]> {
+        let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());
+        if self.tombstone && blank() { None } else { Some(payload.unwrap_or(b"null")) }
+    }
+
+    /// The table that it came from, where there are several.
+    fn table(&self, event: &OutboxEvent) -> Option<&str> {
+        self.tables.get(event.table as usize).filter(|_| self.tables.len() > 1).map(|table| table.name.as_str())
+    }
+}
+
 /// A name that Kafka will not take.
 fn check_topic(topic: &str) -> Result<(), ()> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
@@ -443,9 +456,7 @@ impl Router {
             (None, None) => None,
         };
         let commit = chunk.commit(event).id;
-        let blank = || payload.is_none_or(|bytes| bytes.trim_ascii().is_empty());
-        let value = if plan.tombstone && blank() { None } else { Some(payload.unwrap_or(b"null")) };
-        let table = plan.tables.get(event.table as usize).filter(|_| plan.tables.len() > 1);
+        let (value, table) = (plan.value(payload), plan.table(event));
         Ok(Record {
             topic: &self.topic,
             partition,
@@ -454,7 +465,7 @@ impl Router {
             headers: &self.headers,
             timestamp_millis,
             commit,
-            table: table.map(|table| table.name.as_str()),
+            table,
             row: chunk.row(event),
         })
     }

@@ -84,7 +84,7 @@ enum Kind {
 
 pub struct Sink {
     kind: Kind,
-    /// Takes what the others cannot deliver; Kafka does that itself.
+    /// Takes what cannot be delivered, unless Kafka takes it to a topic itself.
     office: Arc<Office>,
     window: Arc<AckWindow>,
 }
@@ -97,10 +97,32 @@ impl Sink {
         window: &Arc<AckWindow>,
         owner: &Owner<'_>,
     ) -> Result<Self, SinkFailure> {
-        let office = Arc::new(match settings.sink {
-            SinkSettings::Kafka => Office::closed(),
+        let office = match (&settings.sink, &settings.dead_letter) {
+            // Its producer takes them, in their turn.
+            (SinkSettings::Kafka, DeadLetter::Topic(_)) => Office::closed(),
             _ => Office::open(settings, owner)?,
-        });
+        };
+        Self::with_office(office, settings, memory, window, owner)
+    }
+
+    /// Makes a sink for dead letters that are sent again: what it refuses fails the window with the reason.
+    pub fn for_replay(
+        settings: &PublisherSettings,
+        memory: &Memory,
+        window: &Arc<AckWindow>,
+        owner: &Owner<'_>,
+    ) -> Result<Self, SinkFailure> {
+        Self::with_office(Office::returning(), settings, memory, window, owner)
+    }
+
+    fn with_office(
+        office: Office,
+        settings: &PublisherSettings,
+        memory: &Memory,
+        window: &Arc<AckWindow>,
+        owner: &Owner<'_>,
+    ) -> Result<Self, SinkFailure> {
+        let office = Arc::new(office);
         let kind = match &settings.sink {
             SinkSettings::Kafka => {
                 Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window)?))
@@ -123,7 +145,10 @@ impl Sink {
     /// Waits for the broker and makes sure of the topics that are known beforehand.
     pub async fn ready(&mut self, topics: &[&str]) -> Result<(), SinkFailure> {
         match &mut self.kind {
-            Kind::Kafka(sink) => sink.ready(topics).await,
+            Kind::Kafka(sink) => {
+                self.office.ready().await?;
+                sink.ready(topics).await
+            }
             Kind::RabbitMq(link, _) => {
                 self.office.ready().await?;
                 link.ready().await
@@ -148,7 +173,9 @@ impl Sink {
 
     /// Takes a dead letter, as [`enqueue`](Self::enqueue) takes a record.
     pub async fn park(&mut self, letter: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
-        if let Kind::Kafka(sink) = &mut self.kind {
+        if let Kind::Kafka(sink) = &mut self.kind
+            && !self.office.has_table()
+        {
             return sink.enqueue(letter, receipt);
         }
         self.office.take(&Parcel::of(letter, receipt)).await?;

@@ -1,5 +1,5 @@
-//! The dead-letter office of sinks that are not Kafka: what they cannot deliver goes to a Kafka topic, or ends the
-//! pipeline. (Kafka's own dead letters go through its producer, in their turn.)
+//! The dead-letter office: what a sink cannot deliver goes to a table of the source's database or to a Kafka topic, or
+//! ends the pipeline. (From a Kafka sink to a topic, dead letters go through its producer, in their turn.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,10 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use super::lanes::Parcel;
 use super::{Owner, SinkFailure, kafka};
 use crate::ack_window::{AckWindow, Bells, Limits};
-use crate::config::{DeadLetter, KafkaSettings, PublisherSettings};
+use crate::config::{DeadLetter, KafkaSettings, PublisherSettings, SinkSettings, SourceSettings};
+use crate::dead_letters::letter::{self, Letter};
+use crate::dead_letters::writer::LetterWriter;
+use crate::event::{CommitId, Micros};
 
 /// How long librdkafka tries before we look again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,19 +25,46 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 pub struct Office {
     pipeline: String,
+    publisher: String,
+    /// The tables that events come from, as records know them.
+    tables: Vec<String>,
+    /// How often a record is tried before it comes here.
+    attempts: u32,
     place: Place,
     taken: Counter,
 }
 
 enum Place {
     Nowhere,
-    Topic { name: String, producer: FutureProducer, settings: Box<KafkaSettings> },
+    /// To whoever replays dead letters: they stay where they are.
+    Back,
+    Topic {
+        name: String,
+        producer: FutureProducer,
+        settings: Box<KafkaSettings>,
+    },
+    Table(LetterWriter),
 }
 
 impl Office {
     /// One that takes nothing.
     pub fn closed() -> Self {
-        Office { pipeline: String::new(), place: Place::Nowhere, taken: Counter::default() }
+        Self::at(Place::Nowhere)
+    }
+
+    /// One that gives back what is refused, with the reason and nothing else.
+    pub fn returning() -> Self {
+        Self::at(Place::Back)
+    }
+
+    fn at(place: Place) -> Self {
+        let (pipeline, publisher, tables) = Default::default();
+        Office { pipeline, publisher, tables, attempts: 1, place, taken: Counter::default() }
+    }
+
+    /// Whether letters go to a table.
+    pub fn has_table(&self) -> bool {
+        matches!(self.place, Place::Table(_))
     }
 
     /// Whether there is a place for letters.
@@ -45,6 +75,7 @@ impl Office {
     pub fn open(settings: &PublisherSettings, owner: &Owner<'_>) -> Result<Self, SinkFailure> {
         let place = match &settings.dead_letter {
             DeadLetter::None => Place::Nowhere,
+            DeadLetter::Table(table) => Place::Table(LetterWriter::new(&settings.source, table, owner.status)),
             DeadLetter::Topic(name) => {
                 let mut config = kafka::client_config(&settings.kafka)?;
                 config.set("acks", "all").set("enable.idempotence", "true").set("linger.ms", "0");
@@ -56,14 +87,29 @@ impl Office {
                 Place::Topic { name: name.clone(), producer, settings: Box::new(settings.kafka.clone()) }
             }
         };
-        let taken = owner.status.metrics.dead_letters.clone();
-        Ok(Office { pipeline: owner.pipeline.to_owned(), place, taken })
+        let retries = match &settings.sink {
+            SinkSettings::Http(http) => http.lanes.retries,
+            SinkSettings::RabbitMq(rabbit) => rabbit.lanes.retries,
+            SinkSettings::Kafka | SinkSettings::Stdout | SinkSettings::Statistics => 0,
+        };
+        Ok(Office {
+            pipeline: owner.pipeline.to_owned(),
+            publisher: settings.name.clone(),
+            tables: tables(&settings.source),
+            attempts: retries.saturating_add(1),
+            place,
+            taken: owner.status.metrics.dead_letters.clone(),
+        })
     }
 
-    /// Makes sure of the topic, so that a missing one is known before the first letter. A broker that is away is not
+    /// Makes sure of the place, so that a missing one is known before the first letter. A broker that is away is not
     /// waited for: most events need no letter.
     pub async fn ready(&self) -> Result<(), SinkFailure> {
-        let Place::Topic { name, settings, .. } = &self.place else { return Ok(()) };
+        let (name, settings) = match &self.place {
+            Place::Topic { name, settings, .. } => (name, settings),
+            Place::Table(writer) => return writer.ready().await,
+            Place::Nowhere | Place::Back => return Ok(()),
+        };
         let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
         let mut sink = kafka::KafkaSink::create(settings, &Arc::default(), &window)?;
         let topics = [name.as_str()];
@@ -84,31 +130,61 @@ impl Office {
     /// Takes a record that the sink refused.
     pub async fn take_refused(&self, parcel: &Parcel, why: &str) -> Result<(), SinkFailure> {
         let mut letter = parcel.clone();
-        letter.headers.push("outboxd.topic", Some(parcel.topic.as_bytes()));
-        letter.headers.push("outboxd.position", Some(parcel.commit.to_string().as_bytes()));
-        letter.headers.push("outboxd.reason", Some(why.as_bytes()));
-        letter.headers.push("outboxd.pipeline", Some(self.pipeline.as_bytes()));
-        match &self.place {
-            Place::Nowhere => Err(SinkFailure::Undeliverable {
-                what: format!("an event of the commit at {} cannot be delivered: {why}", parcel.commit),
-                remedy: "remove the cause, or set --dead-letter topic:NAME and --brokers".to_owned(),
-            }),
-            Place::Topic { name, .. } => {
-                self.take(&letter).await?;
-                self.taken.inc();
-                tracing::warn!(commit = %parcel.commit, topic = name, "an event was put into the dead-letter topic: {why}");
-                Ok(())
+        letter.headers.push(letter::TOPIC, Some(parcel.topic.as_bytes()));
+        letter.headers.push(letter::POSITION, Some(parcel.commit.to_string().as_bytes()));
+        letter.headers.push(letter::REASON, Some(why.as_bytes()));
+        letter.headers.push(letter::PIPELINE, Some(self.pipeline.as_bytes()));
+        letter.headers.push(letter::PUBLISHER, Some(self.publisher.as_bytes()));
+        let place = match &self.place {
+            Place::Nowhere => {
+                return Err(SinkFailure::Undeliverable {
+                    what: format!("an event of the commit at {} cannot be delivered: {why}", parcel.commit),
+                    remedy: "remove the cause, or set --dead-letter table:NAME, or topic:NAME and --brokers".to_owned(),
+                });
             }
+            Place::Back => return Err(SinkFailure::Undeliverable { what: why.to_owned(), remedy: String::new() }),
+            Place::Topic { name, .. } => format!("topic {name}"),
+            Place::Table(writer) => format!("table {}", writer.table()),
+        };
+        self.take(&letter).await?;
+        self.taken.inc();
+        tracing::warn!(commit = %parcel.commit, "an event was put into the dead-letter {place}: {why}");
+        Ok(())
+    }
+
+    /// The letter as a table has it.
+    fn letter(&self, parcel: &Parcel) -> Letter {
+        // Records know it only where there are several, and all collections of a database are not told apart.
+        let mut named = self.tables.iter().filter(|name| parcel.table.as_deref().is_none_or(|table| *name == table));
+        let table = match (named.next(), named.next()) {
+            (Some(name), None) if name != "*" && !name.ends_with(".*") => name.as_str(),
+            _ => "",
+        };
+        let mut letter = Letter {
+            key: parcel.key.as_deref().map(<[u8]>::to_vec),
+            value: parcel.value.as_deref().map(<[u8]>::to_vec),
+            source_table: table.to_owned(),
+            attempts: self.attempts,
+            ..Letter::from_marked(&parcel.headers)
+        };
+        // A poller counts its batches anew in each life: whoever sets a failed row back gets a letter of its next failure.
+        if let CommitId::Polled(_) = parcel.commit {
+            letter.position = format!("{} at {}", letter.position, letter::rfc3339(Micros::now()));
         }
+        letter
     }
 
     /// Takes a letter as it is.
     pub async fn take(&self, letter: &Parcel) -> Result<(), SinkFailure> {
-        let Place::Topic { name, producer, .. } = &self.place else {
-            return Err(SinkFailure::Undeliverable {
-                what: "an event cannot be delivered, and there is no dead-letter place".to_owned(),
-                remedy: "set --dead-letter topic:NAME and --brokers".to_owned(),
-            });
+        let (name, producer) = match &self.place {
+            Place::Topic { name, producer, .. } => (name, producer),
+            Place::Table(writer) => return writer.write(&self.letter(letter)).await,
+            Place::Nowhere | Place::Back => {
+                return Err(SinkFailure::Undeliverable {
+                    what: "an event cannot be delivered, and there is no dead-letter place".to_owned(),
+                    remedy: "set --dead-letter table:NAME, or topic:NAME and --brokers".to_owned(),
+                });
+            }
         };
         let mut headers = OwnedHeaders::new_with_capacity(letter.headers.len());
         for (key, value) in letter.headers.iter() {
@@ -151,4 +227,11 @@ impl Office {
             }
         }
     }
+}
+
+/// The tables of the source, with one that has no name for messages that are in none.
+fn tables(source: &SourceSettings) -> Vec<String> {
+    let named = source.tables().iter().map(ToString::to_string);
+    let messages = matches!(source, SourceSettings::Postgres(postgres) if !postgres.message_prefixes.is_empty());
+    named.chain(messages.then(String::new)).collect()
 }

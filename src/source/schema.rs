@@ -1,7 +1,7 @@
 //! What `init` makes. The tables' own statements are files under sql/ that run as they stand, with marked places that are
 //! filled in. MongoDB's are JavaScript, where the marks are comments as well.
 
-use crate::config::{Capture, PipelineSettings};
+use crate::config::{Capture, DeadLetter, PipelineSettings, TableName};
 use crate::event::Projection;
 
 /// What is to be there, in a source whose settings are `S`.
@@ -32,6 +32,19 @@ impl<S> Wanted<'_, S> {
     pub fn column(&self, role: &str) -> Option<&str> {
         let chosen = self.of.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
         chosen.map(|(_, column)| column.as_str()).filter(|column| !column.starts_with('/'))
+    }
+
+    /// The tables that dead letters go to, each once.
+    pub fn letter_tables(&self) -> Vec<&TableName> {
+        let mut tables: Vec<&TableName> = Vec::new();
+        for publisher in &self.of.publishers {
+            if let DeadLetter::Table(table) = &publisher.dead_letter
+                && !tables.contains(&table)
+            {
+                tables.push(table);
+            }
+        }
+        tables
     }
 }
 

@@ -333,7 +333,7 @@ fn wire_size(record: &Record<'_>) -> usize {
     BATCH_HEADER + RECORD_OVERHEAD + body + record.headers.weight() + HEADER_OVERHEAD * record.headers.len()
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, SinkFailure> {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, SinkFailure> {
     let failed = |error: tokio::task::JoinError| SinkFailure::Transient { what: format!("a Kafka call died: {error}") };
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }

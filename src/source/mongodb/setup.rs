@@ -12,6 +12,7 @@ use super::server_error::{self, Doing, code};
 use super::{first_position, judge, watch_of};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MongoSettings, RouteSettings, Snapshot};
+use crate::dead_letters::mongodb as letters;
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
@@ -114,6 +115,12 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
     }
+    for table in wanted.letter_tables() {
+        let database = letters::database(connection, table);
+        for command in letters::create(table) {
+            plan.add(&database, &table.name, command).await?;
+        }
+    }
     if !wanted.is_log() {
         return Ok(plan);
     }
@@ -213,7 +220,7 @@ fn filled(template: &str, route: &RouteSettings, collection: &str) -> String {
 }
 
 /// The commands of a script: `db.runCommand( … )`, one a line, with JSON inside.
-fn commands(script: &str) -> Vec<Document> {
+pub(crate) fn commands(script: &str) -> Vec<Document> {
     let inner = |line: &str| Some(line.trim().strip_prefix("db.runCommand(")?.strip_suffix(')')?.to_owned());
     script.lines().filter_map(inner).filter_map(|json| serde_json::from_str(&json).ok()).collect()
 }
@@ -224,9 +231,15 @@ mod tests {
 
     #[test]
     fn every_line_of_a_script_is_understood() {
-        for (script, expected) in
-            [(NATIVE, 2), (DEBEZIUM, 1), (ENTITY, 6), (MESSAGE_GROUP, 2), (NATIVE_STATUS, 1), (CHECKPOINT, 1)]
-        {
+        for (script, expected) in [
+            (NATIVE, 2),
+            (DEBEZIUM, 1),
+            (ENTITY, 6),
+            (MESSAGE_GROUP, 2),
+            (NATIVE_STATUS, 1),
+            (CHECKPOINT, 1),
+            (letters::CREATE, 2),
+        ] {
             let filled = schema::fill(script, |_| None);
             assert_eq!(commands(&filled).len(), expected, "{filled}");
             assert_eq!(filled.lines().filter(|line| !line.trim().is_empty()).count(), expected, "{filled}");

@@ -165,7 +165,7 @@ impl Session {
     /// As [`query`](Self::query), with the server's own error.
     pub async fn try_query(&mut self, sql: &str) -> Result<Vec<Row>, WireError> {
         let mut rows = Vec::new();
-        if self.begin(sql).await? {
+        if self.begin(sql.as_bytes()).await? {
             while let Some(row) = self.try_next().await? {
                 rows.push(row);
             }
@@ -173,9 +173,17 @@ impl Session {
         Ok(rows)
     }
 
+    /// Runs a statement that need not be text, and whose rows do not matter, with the server's own error.
+    pub async fn try_execute(&mut self, statement: &[u8]) -> Result<(), WireError> {
+        if self.begin(statement).await? {
+            while self.try_next().await?.is_some() {}
+        }
+        Ok(())
+    }
+
     /// Starts a query whose rows are taken one by one with [`next_row`](Self::next_row).
     pub async fn stream(&mut self, sql: &str) -> Result<(), SourceFailure> {
-        self.begin(sql).await.map(|_| ()).map_err(|error| self.classify(error))
+        self.begin(sql.as_bytes()).await.map(|_| ()).map_err(|error| self.classify(error))
     }
 
     pub async fn next_row(&mut self) -> Result<Option<Row>, SourceFailure> {
@@ -187,14 +195,14 @@ impl Session {
     }
 
     /// Whether rows follow.
-    async fn begin(&mut self, sql: &str) -> Result<bool, WireError> {
+    async fn begin(&mut self, sql: &[u8]) -> Result<bool, WireError> {
         if self.reading {
             // A query that was given up in the middle.
             while self.try_next().await?.is_some() {}
         }
         let mut command = Vec::with_capacity(sql.len() + 1);
         command.push(COM_QUERY);
-        command.extend_from_slice(sql.as_bytes());
+        command.extend_from_slice(sql);
         self.wire.command(&command).await?;
         let head = self.wire.read().await?;
         if head.first() == Some(&0) {

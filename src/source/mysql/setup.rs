@@ -10,6 +10,7 @@ use super::tables::{self, missing_columns};
 use super::{first_position, refuse};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MySqlSettings, Snapshot, TableName};
+use crate::dead_letters::mysql as letters;
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
@@ -104,6 +105,9 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
             let sql = schema::fill(NATIVE_STATUS, |name| (name == "table").then(|| quoted(table)));
             plan.add(known, format!("status columns of table {table}"), sql);
         }
+    }
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, format!("table {table}"), letters::create(table));
     }
     if !wanted.is_log() {
         return Ok(plan);

@@ -14,6 +14,7 @@ use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
 use crate::config::{Capture, PostgresSettings, Snapshot, TableName};
+use crate::dead_letters::postgres as letters;
 use crate::source::notes;
 use crate::source::poll::progress::{self, Progress};
 use crate::source::{SourceFailure, poll, schema};
@@ -168,6 +169,9 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
         plan.add(!missing.contains(table), create_table(wanted, table, version));
     }
     plan_polling(&mut plan, session, wanted, &tables).await?;
+    for table in wanted.letter_tables() {
+        plan.add(letters::exists(session, table).await?, create_letters(table));
+    }
     if matches!(wanted.of.capture, Capture::Positions(_)) {
         plan.add(Progress::exists(session).await?, Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
         return Ok(plan);
@@ -216,6 +220,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
         steps.extend(wanted.is_native_status().then(|| add_status(table)));
         steps.extend(wanted.notify.then(|| add_trigger(table, table.schema.as_deref().unwrap_or("public"))));
     }
+    steps.extend(wanted.letter_tables().into_iter().map(create_letters));
     if matches!(wanted.of.capture, Capture::Positions(_)) {
         steps.push(Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
         return Plan { present: Vec::new(), steps };
@@ -253,6 +258,10 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
         role => wanted.column(role).map(quote),
     });
     Step::new(format!("table {table}"), sql)
+}
+
+fn create_letters(table: &TableName) -> Step {
+    Step::new(format!("table {table}"), letters::create(table))
 }
 
 /// The columns of `native` for polling, and the trigger; whether each table has them.
