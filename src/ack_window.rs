@@ -118,11 +118,13 @@ impl AckWindow {
         if slots == 0 { (0, 0) } else { (events, bytes) }
     }
 
-    /// Waits until something fits. For the one task that admits; may be cancelled.
-    pub async fn until_room(&self) -> (usize, usize) {
+    /// Waits until so many events fit, or a good part of what ever could: many small claims would cost more than they bring.
+    /// For the one task that admits; may be cancelled.
+    pub async fn until_room(&self, wanted: usize) -> (usize, usize) {
+        let least = wanted.min(self.limits.events / 4).max(1);
         loop {
             let (events, bytes) = self.room();
-            if events > 0 && bytes > 0 {
+            if events >= least && bytes > self.limits.bytes / 4 {
                 return (events, bytes);
             }
             self.room.notified().await;

@@ -235,7 +235,13 @@ impl Parts<'_> {
             // What the server has never had is of another history.
             let known = further.filter(|known| source.reaches.covers(known) && !source.start.covers(known));
             let shown = status.publishers[at].clone();
-            let stands = Some(known.clone().unwrap_or_else(|| source.start.clone()));
+            // One of an event store that takes no part stays where it is, however far the others have come.
+            let left_behind = by_table && note.state != Standing::Active;
+            let noted_at = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
+            let stands = match left_behind {
+                true => noted_at.or_else(|| Some(source.start.clone())),
+                false => Some(known.clone().unwrap_or_else(|| source.start.clone())),
+            };
             let account = Arc::new(Account::new(&publisher.name, prepared.window, bells.clone(), shown, stands));
             let mut out = true;
             let mut sink = None;
@@ -281,7 +287,7 @@ impl Parts<'_> {
                 known,
                 picked: Vec::new(),
                 ledger: self.source_memory.ledger().map(Arc::as_ref),
-                gone: false,
+                gone: left_behind,
             });
         }
         let taken_out = troubles.into_iter().try_for_each(|(at, failure)| warden.take_out(at, failure));

@@ -217,12 +217,12 @@ impl Pump<'_, '_> {
     }
 
     /// What may be claimed; nothing when all are stopped. A log is read whatever it brings, and the windows wait with it.
-    async fn room(&mut self) -> Option<Room> {
+    async fn room(&mut self, batch: usize) -> Option<Room> {
         let mut room = None;
         for publisher in self.publishers.iter_mut() {
             let account = &publisher.account;
             let (events, bytes) = tokio::select! {
-                room = account.window.until_room() => room,
+                room = account.window.until_room(batch) => room,
                 () = account.until_stopped() => continue,
             };
             let before: Room = room.unwrap_or(Room::ENDLESS);
@@ -237,8 +237,8 @@ impl Pump<'_, '_> {
             return std::future::pending().await;
         }
         let room = match reader.claims() {
-            false => Room::ENDLESS,
-            true => match self.room().await {
+            None => Room::ENDLESS,
+            Some(batch) => match self.room(batch).await {
                 Some(room) => room,
                 // Nobody takes what would be claimed.
                 None => return std::future::pending().await,

@@ -274,7 +274,10 @@ impl Warden<'_> {
                 continue;
             }
             changed = true;
-            if note.state == Standing::Failed {
+            let by_table = matches!(self.settings.capture, Capture::Positions(_));
+            if note.state == Standing::Failed && by_table {
+                note.reason.clear();
+            } else if note.state == Standing::Failed {
                 let from = note.position.take().unwrap_or_default();
                 let publisher = &ward.account.name;
                 tracing::warn!(

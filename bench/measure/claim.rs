@@ -48,7 +48,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Value> {
     let (mut rows, mut marks, mut claims) = (0, 0, 0);
     let mut chunk = Chunk::default();
     while rows < options.rows {
-        let (number, excluded) = ledger.begin_claim(0, &mut false);
+        let (number, excluded) = ledger.begin_claim(0);
         chunk.reset(plans.projection.width());
         chunk.begin_commit(outboxd::event::Commit {
             id: outboxd::event::CommitId::Polled(number),

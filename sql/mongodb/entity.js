@@ -9,6 +9,6 @@
 db.runCommand({ "create": /*table*/ "outbox" /**/ })
 db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "event_id": 1 }, "name": "outboxd_event", "unique": true }] })
 db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "entity_id": 1, "entity_version": 1 }, "name": "outboxd_entity" }] })
-db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "status": 1, "created_at": 1 }, "name": "outboxd_pending" }] })
+db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "status": 1, "created_at": 1, "entity_version": 1, "event_id": 1 }, "name": "outboxd_pending" }] })
 db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "status": 1, "published_at": 1 }, "name": "outboxd_published" }] })
 db.runCommand({ "createIndexes": /*table*/ "outbox" /**/, "indexes": [{ "key": { "locked_until": 1 }, "name": "outboxd_lock" }] })

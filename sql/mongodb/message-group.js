@@ -7,4 +7,4 @@
 //   payload              a text, delivered as it is, or a document, delivered as JSON
 //   status, retryCount, createdAt, processedAt, errorMessage    for whoever polls; the log needs none but createdAt
 db.runCommand({ "create": /*table*/ "outbox_events" /**/ })
-db.runCommand({ "createIndexes": /*table*/ "outbox_events" /**/, "indexes": [{ "key": { "status": 1, "messageGroup": 1, "createdAt": 1 }, "name": "outboxd_pending" }] })
+db.runCommand({ "createIndexes": /*table*/ "outbox_events" /**/, "indexes": [{ "key": { "status": 1, "messageGroup": 1, "createdAt": 1, "_id": 1 }, "name": "outboxd_pending" }] })

@@ -25,7 +25,7 @@ CREATE TABLE /*table*/ outbox /**/ (
     published_at DATETIME(6),
     locked_by VARCHAR(255),
     locked_until DATETIME(6),
-    INDEX outboxd_pending (status, created_at),
+    INDEX outboxd_pending (status, created_at, entity_version, event_id),
     INDEX outboxd_published (status, published_at),
     INDEX outboxd_lock (locked_until),
     INDEX outboxd_entity (entity_id, entity_version)

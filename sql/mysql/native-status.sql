@@ -11,4 +11,5 @@ ALTER TABLE /*table*/ outbox /**/
     ADD COLUMN locked_until DATETIME(6),
     ADD COLUMN last_error TEXT,
     ADD COLUMN published_at DATETIME(6),
-    ADD INDEX outboxd_pending (status, seq);
+    ADD INDEX outboxd_pending (status, seq),
+    ADD INDEX outboxd_waiting (status, next_attempt_at);

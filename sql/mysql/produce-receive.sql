@@ -17,6 +17,6 @@ CREATE TABLE /*table*/ outbox /**/ (
     received_at DATETIME(6),
     retry INT NOT NULL DEFAULT 0,
     error_code VARCHAR(255),
-    INDEX outboxd_pending (processed, stid, produced_at),
+    INDEX outboxd_pending (processed, stid, `rank`, id, produced_at),
     INDEX outboxd_received (received_at)
 ) CHARACTER SET utf8mb4;

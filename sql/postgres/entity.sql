@@ -26,7 +26,7 @@ CREATE TABLE /*table*/ outbox /**/ (
     locked_by text,
     locked_until timestamptz
 );
-CREATE INDEX ON /*table*/ outbox /**/ (status, /*timestamp*/ created_at /**/);
+CREATE INDEX ON /*table*/ outbox /**/ (status, /*timestamp*/ created_at /**/, /*version*/ entity_version /**/, /*id*/ event_id /**/);
 CREATE INDEX ON /*table*/ outbox /**/ (status, published_at);
 CREATE INDEX ON /*table*/ outbox /**/ (locked_until);
 CREATE INDEX ON /*table*/ outbox /**/ (entity_id, /*version*/ entity_version /**/);

@@ -13,3 +13,4 @@ ALTER TABLE /*table*/ outbox /**/
     ADD COLUMN published_at timestamptz;
 CREATE INDEX ON /*table*/ outbox /**/ (seq) WHERE status = 'pending';
 CREATE INDEX ON /*table*/ outbox /**/ (locked_until) WHERE status = 'processing';
+CREATE INDEX ON /*table*/ outbox /**/ (next_attempt_at) WHERE status = 'pending' AND next_attempt_at IS NOT NULL;

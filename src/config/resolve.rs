@@ -136,6 +136,9 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
                 problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
                 continue;
             }
+            if !matches!((&pipeline.capture, &earlier.capture), (Capture::Log, Capture::Log)) {
+                continue;
+            }
             let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source)
             else {
                 continue;

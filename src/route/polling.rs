@@ -68,6 +68,8 @@ pub struct Polling {
     pub longest_idle: Duration,
     /// The order of rows; the id comes after these.
     pub order: &'static [&'static str],
+    /// A column and the one by which rows with the same value of it are ordered, whatever else orders them.
+    pub within: Option<(&'static str, &'static str)>,
     /// As documents have it.
     pub document_order: &'static [&'static str],
     pub attempts: &'static str,
@@ -125,6 +127,7 @@ pub static NATIVE: Polling = Polling {
     longest_backoff: MINUTE,
     longest_idle: SECOND,
     order: &["seq"],
+    within: None,
     document_order: &["created_at"],
     attempts: "attempts",
     pending: &[("status", Test::Is("pending"))],
@@ -170,6 +173,7 @@ pub static MESSAGE_GROUP: Polling = Polling {
     longest_backoff: MINUTE,
     longest_idle: SECOND,
     order: &["message_group", "created_at"],
+    within: None,
     document_order: &["messageGroup", "createdAt"],
     attempts: "retry_count",
     pending: &[("status", Test::Is("PENDING"))],
@@ -197,6 +201,7 @@ pub static ENTITY: Polling = Polling {
     longest_backoff: MINUTE,
     longest_idle: Duration::from_secs(10),
     order: &["created_at", "entity_version"],
+    within: Some(("entity_id", "entity_version")),
     document_order: &["created_at", "entity_version"],
     attempts: "retry_count",
     pending: &[("status", Test::Is("pending"))],
@@ -244,6 +249,7 @@ pub static OCCURRED_ON: Polling = Polling {
     longest_backoff: MINUTE,
     longest_idle: SECOND,
     order: &["OccurredOnUtc"],
+    within: None,
     document_order: &[],
     attempts: "RetryCount",
     pending: &[("ProcessedOnUtc", Test::IsNull), ("RetryCount", Test::BelowMost)],
@@ -273,6 +279,7 @@ pub static PRODUCE_RECEIVE: Polling = Polling {
     longest_backoff: MINUTE,
     longest_idle: SECOND,
     order: &["stid", "rank"],
+    within: None,
     document_order: &[],
     attempts: "retry",
     pending: &[("processed", Test::IsNumber(0)), ("retry", Test::BelowMost)],

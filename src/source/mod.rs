@@ -279,9 +279,12 @@ pub enum Reader {
 }
 
 impl Reader {
-    /// Whether it takes only as much as there is room for. Logs give what they have, and the window waits.
-    pub fn claims(&self) -> bool {
-        matches!(self, Reader::Poll(_))
+    /// How many rows it takes at once, where it takes only as much as there is room for. Logs give what they have, and the window waits.
+    pub fn claims(&self) -> Option<usize> {
+        match self {
+            Reader::Poll(reader) => Some(reader.batch()),
+            _ => None,
+        }
     }
 
     pub async fn next(&mut self, chunk: &mut Chunk, room: Room) -> Result<(), SourceFailure> {

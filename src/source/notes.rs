@@ -100,7 +100,7 @@ impl NoteBook {
                 found.and_then(|found| found.get_str("document").ok().map(str::to_owned))
             }
             Place::Elsewhere(store) => store.load(&key).await?.map(|note| note.position),
-            Place::Progress(progress) => return progress.load().await.map(Some),
+            Place::Progress(progress) => return progress.begun().await.map(Some),
         };
         Ok(json.map(|json| PublisherNotes::from_json(&self.pipeline, &json)).transpose()?)
     }

@@ -157,6 +157,52 @@ async fn operators_pause_resume_and_rewind_a_publisher_by_sql() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_was_paused_far_behind_misses_nothing_when_it_is_resumed() {
+    let database = store(&[]).await;
+    let topic = Topic::create(1).await;
+    let web = HttpServer::start(|_| Answer::Status(200)).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("outboxd.toml");
+    std::fs::write(&file, configuration(&database, &topic, &web)).expect("the configuration is written");
+    let run = ["run", "--config", file.to_str().expect("a path")];
+    // Paused before it had anything, while the other goes on through a restart.
+    database
+        .execute("INSERT INTO outbox_topic_progress (topic, publisher, status) VALUES ('web', 'web', 'PAUSED')")
+        .await;
+    let mut reader = topic.reader();
+    for n in 0..2 {
+        let relay = Relay::spawn(&run);
+        database.execute(&insert(1, 2 * n)).await;
+        database.execute(&insert(1, 2 * n + 1)).await;
+        reader.take(2).await;
+        relay.stop().await;
+    }
+    assert_eq!(progress(&database, "web", "last_position").await, "0", "a paused one stays where it is");
+    let relay = Relay::spawn(&run);
+    database.execute(&insert(1, 4)).await;
+    reader.take(1).await;
+    database.execute("UPDATE outbox_topic_progress SET status = 'ACTIVE' WHERE publisher = 'web'").await;
+    eventually(PATIENCE, "it gets everything", async || (events(&web) == 5).then_some(())).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_store_that_was_moved_from_another_server_is_a_lost_position() {
+    let database = store(&[]).await;
+    let topic = Topic::create(1).await;
+    let ahead = format!(
+        "INSERT INTO outbox_topic_progress (topic, publisher, last_transaction_id, last_position)
+         VALUES ('{}', 'store', '900000000000', 5)",
+        topic.name
+    );
+    database.execute(&ahead).await;
+    let url = database.url();
+    let mut relay = Relay::spawn(&arguments(&url, &topic, &[]));
+    relay.exits_with(4).await;
+    assert!(relay.log().contains("moved here from another server"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_publisher_that_has_failed_says_so_in_the_table_and_goes_on_when_it_is_set_active() {
     let database = store(&[]).await;
     let topic = Topic::create(1).await;

@@ -70,6 +70,11 @@ impl Polled {
         Polled { outbox, form }
     }
 
+    /// What tells outboxd of the table.
+    pub fn flags(&self) -> Vec<&'static str> {
+        self.form.flags()
+    }
+
     /// The arguments of a run into a topic.
     pub fn arguments<'a>(&'a self, url: &'a str, topic: &'a Topic, flags: &[&'a str]) -> Vec<&'a str> {
         let run = ["run", url, "--brokers", &topic.brokers, "--topic", &topic.name];

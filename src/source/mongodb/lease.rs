@@ -26,6 +26,8 @@ pub const COLLECTION: &str = "outboxd_checkpoint";
 
 /// How long a lease holds: a standby takes over this long after the leader's last word.
 pub const TERM: Duration = Duration::from_secs(5);
+/// The same of whoever polls: nothing but the lease is opened then, and a standby is to deliver within five seconds.
+pub const POLLING_TERM: Duration = Duration::from_millis(3500);
 /// How often it is renewed.
 pub const RENEWAL: Duration = Duration::from_secs(1);
 /// The holder lets go this much before the server would.
@@ -44,8 +46,8 @@ impl Validity {
         Validity { since: Instant::now(), until: AtomicU64::new(0) }
     }
 
-    fn extend(&self, asked: Instant) {
-        let until = (asked + TERM - MARGIN).saturating_duration_since(self.since).as_millis() as u64;
+    fn extend(&self, asked: Instant, term: Duration) {
+        let until = (asked + term - MARGIN).saturating_duration_since(self.since).as_millis() as u64;
         self.until.store(until, Ordering::Release);
     }
 
@@ -70,6 +72,7 @@ pub struct Lease {
     pipeline: String,
     holder: String,
     epoch: i64,
+    term: Duration,
     pub validity: Arc<Validity>,
 }
 
@@ -106,7 +109,13 @@ fn doing(database: &Database) -> Doing {
 }
 
 /// Takes the pipeline's lease, or says who has it.
-pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: bool) -> Result<Taking, SourceFailure> {
+pub async fn take(
+    database: &Database,
+    pipeline: &str,
+    holder: &str,
+    no_create: bool,
+    term: Duration,
+) -> Result<Taking, SourceFailure> {
     let failed = |error: mongodb::error::Error| server_error::classify(&error, &doing(database));
     let documents = documents(database);
     if no_create && documents.find_one(doc! { "_id": pipeline }).await.map_err(failed)?.is_none() {
@@ -129,7 +138,7 @@ pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: 
             vec![doc! { "$set": { "lease": {
                 "holder": { "$literal": holder },
                 "epoch": { "$add": [{ "$ifNull": ["$lease.epoch", 0_i64] }, 1_i64] },
-                "until": { "$add": ["$$NOW", TERM.as_millis() as i64] },
+                "until": { "$add": ["$$NOW", term.as_millis() as i64] },
             } } }],
         )
         .return_document(ReturnDocument::After)
@@ -140,7 +149,7 @@ pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: 
         let other = documents.find_one(doc! { "_id": pipeline }).await.map_err(failed)?.unwrap_or_default();
         return Ok(Taking::Held { holder: holder_of(&other), positioned: other.contains_key("position") });
     };
-    validity.extend(asked);
+    validity.extend(asked, term);
     let epoch = document.get_document("lease").ok().and_then(|lease| lease.get_i64("epoch").ok());
     let epoch = epoch.ok_or_else(|| SourceFailure::NotReady {
         what: format!(
@@ -149,7 +158,7 @@ pub async fn take(database: &Database, pipeline: &str, holder: &str, no_create: 
         ),
         remedy: format!("db.{COLLECTION}.updateOne({{_id: \"{pipeline}\"}}, {{$unset: {{lease: 1}}}})"),
     })?;
-    let lease = Lease { documents, pipeline: pipeline.to_owned(), holder: holder.to_owned(), epoch, validity };
+    let lease = Lease { documents, pipeline: pipeline.to_owned(), holder: holder.to_owned(), epoch, term, validity };
     Ok(Taking::Taken(Taken { lease, document }))
 }
 
@@ -227,10 +236,10 @@ impl Lease {
     pub async fn renew(&self, checkpoint: Option<&Checkpoint>) -> Result<Renewed, SourceFailure> {
         let asked = Instant::now();
         let mut set = checkpoint.map(fields).unwrap_or_default();
-        set.insert("lease.until", doc! { "$add": ["$$NOW", TERM.as_millis() as i64] });
+        set.insert("lease.until", doc! { "$add": ["$$NOW", self.term.as_millis() as i64] });
         let renewed = self.write(set).await?;
         if let Renewed::Held = renewed {
-            self.validity.extend(asked);
+            self.validity.extend(asked, self.term);
         }
         Ok(renewed)
     }

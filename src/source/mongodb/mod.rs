@@ -166,13 +166,14 @@ pub async fn open(
     let documents = Documents::new(projection, settings.extended_json);
     let watch = watch_of(settings, &connection, &server);
     let place = Place::open(&settings.checkpoint, &of.kafka)?;
-    let taken = match lease::take(&connection.database, pipeline, &memory.holder, settings.no_create).await? {
-        Taking::Taken(taken) => taken,
-        Taking::Held { holder, positioned } => {
-            memory.remembered().positioned |= positioned;
-            return Err(lease::held(pipeline, &holder));
-        }
-    };
+    let taken =
+        match lease::take(&connection.database, pipeline, &memory.holder, settings.no_create, lease::TERM).await? {
+            Taking::Taken(taken) => taken,
+            Taking::Held { holder, positioned } => {
+                memory.remembered().positioned |= positioned;
+                return Err(lease::held(pipeline, &holder));
+            }
+        };
     let lineage = checkpoint::identity(server.name(), &taken.document);
     let found = Found { identity: lineage.clone(), document: &taken.document };
     // Finding the place in a long oplog may take longer than the lease.

@@ -284,7 +284,8 @@ pub fn literal(text: &str) -> String {
         return format!("'{text}'");
     }
     let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("CONVERT(x'{hex}' USING utf8mb4)")
+    // Not a function: that would bring a collation of its own into comparisons.
+    format!("_utf8mb4 x'{hex}'")
 }
 
 #[cfg(test)]
@@ -295,7 +296,7 @@ mod tests {
     fn names_and_texts_are_quoted_whatever_is_in_them() {
         assert_eq!(quote("a`b"), "`a``b`");
         assert_eq!(literal("orders"), "'orders'");
-        assert_eq!(literal("o'b\\"), "CONVERT(x'6f27625c' USING utf8mb4)");
+        assert_eq!(literal("o'b\\"), "_utf8mb4 x'6f27625c'");
     }
 
     #[test]

@@ -45,15 +45,13 @@ pub struct Keeper {
     pub asked: mpsc::Receiver<Request>,
     pub brought: mpsc::Sender<Brought>,
     pub confirmed: watch::Receiver<u64>,
-    /// Rows that have failed and may be tried again are looked for.
-    pub with_failed: bool,
 }
 
 impl Keeper {
     /// Runs until asked to finish, or until the lead is lost or the database is away.
     pub async fn run(self, finish: oneshot::Receiver<()>) -> Result<(), SourceFailure> {
-        let Keeper { claims, marks, ledger, settings, width, time_slot, stats, asked, brought, confirmed, with_failed } =
-            self;
+        let Keeper { claims, marks, ledger, settings, width, time_slot, stats, asked, brought, confirmed } = self;
+        let tables = claims.tables();
         let (close, closing) = watch::channel(false);
         let mut claiming = Claiming {
             store: claims,
@@ -62,7 +60,8 @@ impl Keeper {
             width,
             time_slot,
             table: 0,
-            with_failed,
+            with_failed: vec![true; tables],
+            failed_at: Instant::now(),
             stats: stats.clone(),
         };
         let mut marking = Marking { store: marks, ledger, settings, stats };
@@ -95,7 +94,10 @@ struct Claiming {
     time_slot: Option<usize>,
     /// The table whose turn it is.
     table: u32,
-    with_failed: bool,
+    /// In which tables rows are looked for that have failed and may be tried again.
+    with_failed: Vec<bool>,
+    /// When that was last begun.
+    failed_at: Instant,
     stats: Arc<SourceStats>,
 }
 
@@ -132,39 +134,39 @@ impl Claiming {
 
     /// Claims from the first table that has something, beginning with the one whose turn it is.
     async fn claim(&mut self, limit: usize) -> Result<Brought, SourceFailure> {
-        let tables = self.store.tables() as u32;
+        let lapsed = self.ledger.lapse();
+        if lapsed {
+            // What waited lies before the place where a paged table was left.
+            self.store.begin_again();
+        }
+        let again = self.settings.scheme.failed_again.is_some();
+        if again && (lapsed || self.failed_at.elapsed() >= self.settings.interval) {
+            self.with_failed.fill(true);
+            self.failed_at = Instant::now();
+        }
+        let tables = self.store.tables();
         for _ in 0..tables {
-            let table = self.table % tables;
-            let again = self.settings.scheme.failed_again.is_some();
+            let table = self.table as usize % tables;
             // Those first: they come before the others of their groups.
-            if again && self.with_failed {
-                let found = self.claim_from(table, limit, true).await?;
+            if again && self.with_failed[table] {
+                let found = self.claim_from(table as u32, limit, true).await?;
                 if found.full || !found.chunk.events().is_empty() {
                     return Ok(found);
                 }
-                self.with_failed = table + 1 < tables;
+                self.with_failed[table] = false;
             }
-            let found = self.claim_from(table, limit, false).await?;
-            let rows = found.chunk.events().len();
-            if rows > 0 || found.full {
-                // The next table has its turn, unless there is only more of this one.
-                self.table = self.table.wrapping_add(1);
+            let found = self.claim_from(table as u32, limit, false).await?;
+            // The next table has its turn.
+            self.table = self.table.wrapping_add(1);
+            if found.full || !found.chunk.events().is_empty() {
                 return Ok(Brought { full: found.full || tables > 1, ..found });
             }
-            self.table = self.table.wrapping_add(1);
         }
-        self.with_failed = true;
         Ok(Brought { chunk: Chunk::default(), full: false })
     }
 
     async fn claim_from(&mut self, table: u32, limit: usize, failed: bool) -> Result<Brought, SourceFailure> {
-        let mut lapsed = false;
-        let (number, excluded) = self.ledger.begin_claim(table, &mut lapsed);
-        if lapsed {
-            // What waited lies before the place where a paged table was left.
-            self.store.begin_again();
-            self.with_failed = true;
-        }
+        let (number, excluded) = self.ledger.begin_claim(table);
         let mut chunk = Chunk::default();
         chunk.reset(self.width);
         chunk.begin_commit(Commit { id: CommitId::Polled(number), committed_at: Micros::now() });

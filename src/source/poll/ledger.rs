@@ -75,9 +75,42 @@ impl Batch {
     }
 
     /// Rows that were not, and what is written of them.
-    pub fn marks(&self) -> impl Iterator<Item = (&str, &Mark)> {
-        self.marks.iter().map(|(at, mark)| (&*self.rows[*at as usize].id, mark))
+    pub fn marks(&self) -> impl Iterator<Item = (&Claimed, &Mark)> {
+        self.marks.iter().map(|(at, mark)| (&self.rows[*at as usize], mark))
     }
+
+    /// Rows that are given back as they are.
+    pub fn released(&self) -> Vec<&str> {
+        self.marks().filter(|(_, mark)| **mark == Mark::Release).map(|(row, _)| &*row.id).collect()
+    }
+
+    /// Rows that were refused and are tried again.
+    pub fn retried(&self) -> Vec<Refused<'_>> {
+        let retried = self.marks().filter_map(|(row, mark)| match mark {
+            Mark::Retry { why, pause } => Some(Refused { id: &row.id, attempts: row.attempts, why, pause: *pause }),
+            _ => None,
+        });
+        retried.collect()
+    }
+
+    /// Rows that were refused for good.
+    pub fn failed(&self) -> Vec<Refused<'_>> {
+        let failed = self.marks().filter_map(|(row, mark)| match mark {
+            Mark::Fail { why } => Some(Refused { id: &row.id, attempts: row.attempts, why, pause: Duration::ZERO }),
+            _ => None,
+        });
+        failed.collect()
+    }
+}
+
+/// A row that was refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused<'a> {
+    pub id: &'a str,
+    /// How often it had failed before: what is written once must not be counted twice.
+    pub attempts: u32,
+    pub why: &'a str,
+    pub pause: Duration,
 }
 
 /// How failures are counted.
@@ -119,6 +152,7 @@ struct Inner {
     next_row: u64,
     batches: VecDeque<Batch>,
     unmarked: VecDeque<Arc<Batch>>,
+    unmarked_rows: usize,
     waiting: HashMap<Group, Waiting>,
     /// Rows on their way, where the table does not say so.
     under_way: HashSet<(u32, Box<str>)>,
@@ -157,11 +191,19 @@ pub struct Ledger {
     waiting: AtomicUsize,
     /// Rung when a group may be claimed again sooner than was thought, or rows were written.
     pub changed: Notify,
+    /// Rung when rows were written; for the one task that reads.
+    written: Notify,
 }
 
 impl Ledger {
     pub fn new(patience: Patience) -> Self {
-        Ledger { patience, inner: Mutex::default(), waiting: AtomicUsize::new(0), changed: Notify::new() }
+        Ledger {
+            patience,
+            inner: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            changed: Notify::new(),
+            written: Notify::new(),
+        }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -188,14 +230,20 @@ impl Ledger {
         self.waiting.store(inner.waiting.len(), Ordering::Release);
     }
 
-    /// Begins a claim, and says which groups must be left out. `lapsed` is set when one that waited no longer does.
-    pub fn begin_claim(&self, table: u32, lapsed: &mut bool) -> (u64, Exclusion) {
+    /// Lets go of groups that need not wait any longer; says whether there were any. What comes first of them must then be
+    /// claimed before anything else of them is.
+    pub fn lapse(&self) -> bool {
         let mut inner = self.inner();
         let (through, now) = (inner.written_through(), Instant::now());
         let before = inner.waiting.len();
         inner.waiting.retain(|_, waiting| waiting.until > through || waiting.due > now);
-        *lapsed = inner.waiting.len() < before;
         self.waiting.store(inner.waiting.len(), Ordering::Release);
+        inner.waiting.len() < before
+    }
+
+    /// Begins a claim, and says which groups must be left out.
+    pub fn begin_claim(&self, table: u32) -> (u64, Exclusion) {
+        let mut inner = self.inner();
         inner.claims += 1;
         inner.claiming = true;
         let keys = inner.waiting.keys().filter(|(of, _)| *of == table).map(|(_, key)| key.clone()).collect();
@@ -265,6 +313,7 @@ impl Ledger {
         let mut inner = self.inner();
         while inner.batches.front().is_some_and(|batch| batch.number <= number) {
             if let Some(batch) = inner.batches.pop_front() {
+                inner.unmarked_rows += batch.rows.len();
                 inner.unmarked.push_back(Arc::new(batch));
             }
         }
@@ -289,9 +338,19 @@ impl Ledger {
                     }
                 }
             }
+            inner.unmarked_rows -= batch.rows.len();
+            self.written.notify_one();
             if !inner.waiting.is_empty() {
                 self.changed.notify_one();
             }
+        }
+    }
+
+    /// Waits until no more than so many rows are delivered and not yet written: they would all be repeated after a crash,
+    /// and a table whose claims cost nothing would be read faster than it can be marked.
+    pub async fn until_written(&self, most: usize) {
+        while self.inner().unmarked_rows > most {
+            self.written.notified().await;
         }
     }
 
@@ -336,12 +395,13 @@ mod tests {
     }
 
     fn claim(ledger: &Ledger, ids: &[&str]) -> (u64, u64) {
-        let (number, _) = ledger.begin_claim(0, &mut false);
+        let (number, _) = ledger.begin_claim(0);
         (number, ledger.claimed(number, 0, rows(ids), false))
     }
 
     fn excluded(ledger: &Ledger) -> usize {
-        let (number, exclusion) = ledger.begin_claim(0, &mut false);
+        ledger.lapse();
+        let (number, exclusion) = ledger.begin_claim(0);
         ledger.claimed(number, 0, Vec::new(), false);
         exclusion.keys.len()
     }
@@ -384,7 +444,7 @@ mod tests {
     #[test]
     fn the_last_try_and_a_hopeless_row_fail_for_good() {
         let ledger = Ledger::new(PATIENCE);
-        let (number, _) = ledger.begin_claim(0, &mut false);
+        let (number, _) = ledger.begin_claim(0);
         let tried = |attempts, most| Claimed { id: "x".into(), attempts, most };
         let row = ledger.claimed(number, 0, vec![tried(2, None), tried(2, Some(9)), tried(0, None)], false);
         assert_eq!(ledger.refuse(row, Some(b"a"), "no", false), Verdict::Failed);
@@ -406,12 +466,12 @@ mod tests {
     #[test]
     fn rows_that_only_memory_knows_of_are_under_way_until_they_are_written() {
         let ledger = Ledger::new(PATIENCE);
-        let (number, _) = ledger.begin_claim(0, &mut false);
+        let (number, _) = ledger.begin_claim(0);
         ledger.claimed(number, 0, rows(&["a"]), true);
         ledger.confirm(number);
         assert!(ledger.is_under_way(0, "a") && !ledger.is_under_way(1, "a"));
         // A claim that began before it was written may have seen it pending.
-        let (number, _) = ledger.begin_claim(0, &mut false);
+        let (number, _) = ledger.begin_claim(0);
         ledger.marked();
         assert!(ledger.is_under_way(0, "a"));
         ledger.claimed(number, 0, Vec::new(), true);

@@ -265,7 +265,6 @@ pub async fn open(
         asked,
         brought,
         confirmed: watched,
-        with_failed: true,
     };
     let alarm = tokio::spawn(keeper.run(finished));
     let reader = Reader {
@@ -277,6 +276,7 @@ pub async fn open(
         until_drained: of.until_caught_up,
         validity,
         row_bytes: FIRST_ROW_BYTES,
+        batch: settings.batch,
     };
     let confirmer = Confirmer { confirmed, ledger, finish: Some(finish) };
     Ok(Opened {
@@ -346,6 +346,9 @@ pub const DRAINED: u64 = u64::MAX;
 /// How long our own last session may live on.
 const OWN_SESSION_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Rows that may be delivered and not yet marked.
+const MOST_UNWRITTEN: usize = 10_000;
+
 /// What a row is taken to weigh before one was seen.
 const FIRST_ROW_BYTES: usize = 16 << 10;
 
@@ -392,13 +395,20 @@ pub struct Reader {
     validity: Option<Arc<Validity>>,
     /// What a row weighed lately.
     row_bytes: usize,
+    batch: usize,
 }
 
 impl Reader {
+    /// How many rows it would take at once.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
     /// The next batch, of no more rows than there is room for. May be cancelled.
     pub async fn next(&mut self, chunk: &mut Chunk, room: Room) -> Result<(), SourceFailure> {
         loop {
             if !self.asked {
+                self.ledger.until_written(MOST_UNWRITTEN.max(4 * self.batch)).await;
                 self.wait().await;
                 let by_bytes = room.bytes / self.row_bytes.max(1);
                 let limit = room.events.min(by_bytes).max(1);
@@ -467,6 +477,10 @@ pub struct Confirmer {
 impl Confirmer {
     pub fn confirm(&self, upto: &Position) {
         let Position::Poll(number) = upto else { return };
+        if *number == DRAINED {
+            // All that was claimed before it is confirmed, and what was claimed since is not meant.
+            return;
+        }
         self.ledger.confirm(*number);
         self.confirmed.send_replace(*number);
     }

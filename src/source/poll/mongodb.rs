@@ -10,14 +10,14 @@ use ::mongodb::bson::oid::ObjectId;
 use ::mongodb::bson::{Bson, Document, RawBson, RawBsonRef, RawDocumentBuf, Uuid, doc};
 use ::mongodb::options::{ReadConcern, ReadPreference, SelectionCriteria, WriteConcern};
 
-use super::ledger::{Batch, Claimed, Exclusion, Mark};
-use super::view::{MOST_KEYS, View, code};
+use super::ledger::{Batch, Claimed, Exclusion, Refused};
+use super::view::{MOST_KEYS, View, by_version, code};
 use super::{Ask, Waits};
 use crate::config::MongoSettings;
 use crate::event::{Chunk, Projection};
 use crate::route::polling::{Set, Sets, Test, Tests};
 use crate::source::mongodb::documents::Documents;
-use crate::source::mongodb::lease::{self, Lease, RENEWAL, Renewed, Taking, Validity};
+use crate::source::mongodb::lease::{self, Lease, POLLING_TERM, RENEWAL, Renewed, Taking, Validity};
 use crate::source::mongodb::server::{self, Connection};
 use crate::source::mongodb::server_error::{self, Doing};
 use crate::source::mongodb::{self, change_stream};
@@ -35,6 +35,8 @@ pub struct MongoStore {
     lease: Option<Arc<Lease>>,
     holder: String,
     no_create: bool,
+    /// Keys were seen that are not texts, so that they cannot be left out by a record's key.
+    odd_keys: bool,
 }
 
 impl MongoStore {
@@ -70,6 +72,7 @@ impl MongoStore {
             lease: None,
             holder: holder.to_owned(),
             no_create: settings.no_create,
+            odd_keys: false,
         })
     }
 
@@ -93,7 +96,7 @@ impl MongoStore {
     }
 
     pub async fn lead(&mut self) -> Result<(), SourceFailure> {
-        match lease::take(&self.connection.database, &self.name(), &self.holder, self.no_create).await? {
+        match lease::take(&self.connection.database, &self.name(), &self.holder, self.no_create, POLLING_TERM).await? {
             Taking::Taken(taken) => {
                 self.lease = Some(Arc::new(taken.lease));
                 Ok(())
@@ -104,7 +107,7 @@ impl MongoStore {
 
     pub async fn wait_for_lead(&mut self) -> Result<(), SourceFailure> {
         while lease::holder(&self.connection.database, &self.name()).await?.is_some() {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            tokio::time::sleep(Duration::from_millis(150)).await;
         }
         Ok(())
     }
@@ -138,7 +141,7 @@ impl MongoStore {
         excluded: &Exclusion,
         chunk: &mut Chunk,
     ) -> Result<Vec<Claimed>, SourceFailure> {
-        let collection = &self.collections[ask.table as usize];
+        let collection = self.collections[ask.table as usize].clone();
         let Some(mut filter) = self.leave_out(excluded) else { return Ok(Vec::new()) };
         let scheme = self.view.scheme;
         let tests = if ask.failed { scheme.failed_again.unwrap_or_default() } else { scheme.pending };
@@ -165,11 +168,38 @@ impl MongoStore {
         set.insert(CLAIM, &mark);
         let mut still = self.tests(tests);
         still.insert("_id", doc! { "$in": &ids });
+        if let Some(lease) = self.lease.as_ref().filter(|lease| !lease.validity.holds()) {
+            // Whoever slept here must not take what another leader has.
+            return Err(lease.lost());
+        }
         let claimed = collection.update_many(still, vec![doc! { "$set": set }]).await.map_err(writing)?;
         if claimed.matched_count != found.len() as u64 {
             // Others were faster with some of them.
             let ours = collection.find(doc! { "_id": { "$in": ids }, CLAIM: &mark }).sort(sort);
             found = drain(ours.await.map_err(reading)?).await.map_err(reading)?;
+        }
+        if let Some((group, version)) = scheme.within {
+            let versions: Vec<_> = found
+                .iter()
+                .map(|document| {
+                    let group = document.get(&self.view.name(group)).ok().flatten();
+                    let version = match document.get(&self.view.name(version)) {
+                        Ok(Some(RawBsonRef::Int32(number))) => i64::from(number),
+                        Ok(Some(RawBsonRef::Int64(number))) => number,
+                        Ok(Some(RawBsonRef::Double(number))) => number as i64,
+                        _ => 0,
+                    };
+                    (format!("{group:?}").into_bytes(), version)
+                })
+                .collect();
+            let mut unsorted: Vec<_> = found.into_iter().map(Some).collect();
+            found = by_version(&versions).into_iter().filter_map(|at| unsorted[at].take()).collect();
+        }
+        if let Some(key) = self.view.key.as_deref() {
+            let odd = |document: &RawDocumentBuf| {
+                !matches!(document.get(key), Ok(None | Some(RawBsonRef::String(_) | RawBsonRef::Null)))
+            };
+            self.odd_keys |= found.iter().any(odd);
         }
         let mut rows = Vec::with_capacity(found.len());
         for document in &found {
@@ -195,7 +225,7 @@ impl MongoStore {
             return Some(Document::new());
         }
         let key = self.view.key.as_deref()?;
-        if excluded.keys.len() > MOST_KEYS {
+        if excluded.keys.len() > MOST_KEYS || self.odd_keys {
             return None;
         }
         let mut keys = Vec::new();
@@ -226,9 +256,9 @@ impl MongoStore {
                 Test::BelowMost => also.push(match self.view.scheme.own_most {
                     Some(own) => {
                         let own = format!("${}", self.view.name(own));
-                        doc! { "$lt": [format!("${field}"), { "$ifNull": [own, self.view.most] }] }
+                        doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, { "$ifNull": [own, self.view.most] }] }
                     }
-                    None => doc! { "$lt": [format!("${field}"), self.view.most] },
+                    None => doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, self.view.most] },
                 }),
                 Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
                 Test::LeasePast => also.push(doc! { "$lt": [
@@ -244,9 +274,9 @@ impl MongoStore {
     }
 
     /// What is set, as an aggregation writes it; `refused` are the documents with their reasons and pauses.
-    fn sets(&self, sets: Sets, refused: &[(Bson, &str, Duration)]) -> Document {
+    fn sets(&self, sets: Sets, refused: &[Refused<'_>]) -> Document {
         let by_document = |values: Vec<Bson>| {
-            let ids: Vec<_> = refused.iter().map(|row| row.0.clone()).collect();
+            let ids: Vec<_> = refused.iter().map(|row| read(row.id)).collect();
             doc! { "$arrayElemAt": [{ "$literal": values }, { "$indexOfArray": [{ "$literal": ids }, "$_id"] }] }
         };
         let mut set = Document::new();
@@ -260,10 +290,10 @@ impl MongoStore {
                 Set::Worker => doc! { "$literal": &self.view.worker }.into(),
                 Set::LeaseEnd => doc! { "$add": ["$$NOW", self.view.lease.as_millis() as i64] }.into(),
                 Set::OneMore => doc! { "$add": [{ "$ifNull": [format!("${field}"), 0] }, 1] }.into(),
-                Set::Why => by_document(refused.iter().map(|row| row.1.into()).collect()).into(),
-                Set::Code => by_document(refused.iter().map(|row| code(row.1).into()).collect()).into(),
+                Set::Why => by_document(refused.iter().map(|row| row.why.into()).collect()).into(),
+                Set::Code => by_document(refused.iter().map(|row| code(row.why).into()).collect()).into(),
                 Set::NextTry => {
-                    let pauses = refused.iter().map(|row| Bson::Int64(row.2.as_millis() as i64)).collect();
+                    let pauses = refused.iter().map(|row| Bson::Int64(row.pause.as_millis() as i64)).collect();
                     doc! { "$add": ["$$NOW", by_document(pauses)] }.into()
                 }
             };
@@ -278,40 +308,23 @@ impl MongoStore {
         }
         let scheme = self.view.scheme;
         let ids = |ids: Vec<&str>| ids.into_iter().map(read).collect::<Vec<_>>();
-        let released = batch.marks().filter(|(_, mark)| **mark == Mark::Release).map(|(id, _)| id).collect();
         let mut statements = 0;
-        for (sets, ids) in [(scheme.done, ids(batch.done())), (scheme.release, ids(released))] {
+        for (sets, ids) in [(scheme.done, ids(batch.done())), (scheme.release, ids(batch.released()))] {
             if !ids.is_empty() {
                 self.set(batch.table, sets, ids, &[]).await?;
                 statements += 1;
             }
         }
-        let retried = batch.marks().filter_map(|(id, mark)| match mark {
-            Mark::Retry { why, pause } => Some((read(id), why.as_str(), *pause)),
-            _ => None,
-        });
-        let failed = batch.marks().filter_map(|(id, mark)| match mark {
-            Mark::Fail { why } => Some((read(id), why.as_str(), Duration::ZERO)),
-            _ => None,
-        });
-        let refused: [(Sets, Vec<_>); 2] = [(scheme.retry, retried.collect()), (scheme.fail, failed.collect())];
-        for (sets, rows) in refused {
+        for (sets, rows) in [(scheme.retry, batch.retried()), (scheme.fail, batch.failed())] {
             if !rows.is_empty() {
-                let ids = rows.iter().map(|row| row.0.clone()).collect();
-                self.set(batch.table, sets, ids, &rows).await?;
+                self.set(batch.table, sets, rows.iter().map(|row| read(row.id)).collect(), &rows).await?;
                 statements += 1;
             }
         }
         Ok(statements)
     }
 
-    async fn set(
-        &self,
-        table: u32,
-        sets: Sets,
-        ids: Vec<Bson>,
-        refused: &[(Bson, &str, Duration)],
-    ) -> Result<(), SourceFailure> {
+    async fn set(&self, table: u32, sets: Sets, ids: Vec<Bson>, refused: &[Refused<'_>]) -> Result<(), SourceFailure> {
         let collection = &self.collections[table as usize];
         let mut filter = self.tests(self.view.scheme.claimed);
         filter.insert("_id", doc! { "$in": ids });

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ledger::{Batch, Claimed, Exclusion, Mark};
+use super::ledger::{Batch, Claimed, Exclusion, Refused};
 use super::postgres::lacks;
-use super::view::{MOST_KEYS, View, code};
+use super::view::{MOST_KEYS, View, by_version, code, most_characters};
 use super::{Ask, Waits};
 use crate::config::MySqlSettings;
 use crate::event::{Chunk, Projection, Want};
@@ -128,14 +128,33 @@ impl MyStore {
             self.session.execute("START TRANSACTION").await?;
         }
         let rows = self.session.query(&statement).await?;
-        let mut claimed = Vec::new();
+        let id_in = |row: &Row| value_of(table, &self.view.id, row.bytes(0).unwrap_or_default());
+        let mut fresh: Vec<&Row> = Vec::new();
+        let mut seen = 0;
         for row in &rows {
-            let id = value_of(table, &self.view.id, row.bytes(0).unwrap_or_default());
-            if !scheme.claims() && ask.ledger.is_under_way(ask.table, &id) {
-                continue;
+            if fresh.len() == ask.limit {
+                break;
             }
+            seen += 1;
+            if scheme.claims() || !ask.ledger.is_under_way(ask.table, &id_in(row)) {
+                fresh.push(row);
+            }
+        }
+        if scheme.within.is_some() {
+            let at = 3 + columns.len();
+            let versions: Vec<_> = fresh
+                .iter()
+                .map(|row| {
+                    let version = row.text(at + 1).and_then(|text| text.parse().ok()).unwrap_or(0);
+                    (row.bytes(at).unwrap_or_default().to_vec(), version)
+                })
+                .collect();
+            fresh = by_version(&versions).into_iter().map(|at| fresh[at]).collect();
+        }
+        let mut claimed = Vec::with_capacity(fresh.len());
+        for row in fresh {
             let number = |at: usize| row.text(at).and_then(|text| text.parse().ok());
-            claimed.push(Claimed { id, attempts: number(1).unwrap_or(0), most: number(2) });
+            claimed.push(Claimed { id: id_in(row), attempts: number(1).unwrap_or(0), most: number(2) });
             chunk.push_event(ask.table);
             for (at, (slot, name, want)) in columns.iter().enumerate() {
                 let as_uuid = self.uuid_columns.iter().any(|column| column.eq_ignore_ascii_case(name));
@@ -149,7 +168,7 @@ impl MyStore {
                     let update = format!(
                         "UPDATE {} SET {} WHERE {} IN ({})",
                         table.quoted(),
-                        self.sets(scheme.claim, &[]),
+                        self.sets(table, scheme.claim, &[]),
                         quote(&self.view.id),
                         ids.join(", ")
                     );
@@ -158,8 +177,9 @@ impl MyStore {
                 self.session.execute("COMMIT").await?;
             }
             false => {
-                let full = rows.last().filter(|_| rows.len() >= ask.limit);
-                self.cursors[ask.table as usize] = full.map(|row: &Row| {
+                let more = seen >= ask.limit.max(self.view.batch) || claimed.len() == ask.limit;
+                let last = rows[..seen].last().filter(|_| more);
+                self.cursors[ask.table as usize] = last.map(|row: &Row| {
                     let first = 3 + columns.len();
                     (0..self.view.order.len()).map(|at| row.bytes(first + at).unwrap_or_default().to_vec()).collect()
                 });
@@ -186,6 +206,9 @@ impl MyStore {
         }));
         let order: Vec<_> = view.order.iter().map(|column| quote(column)).collect();
         let (claims, mut after) = (view.scheme.claims(), String::new());
+        if let Some((group, version)) = view.scheme.within {
+            wanted.extend([quote(&view.name(group)), quote(&view.name(version))]);
+        }
         if !claims {
             wanted.extend(order.iter().cloned());
             if let Some(cursor) = &self.cursors[ask.table as usize] {
@@ -200,7 +223,8 @@ impl MyStore {
             wanted.join(", "),
             table.quoted(),
             order.join(", "),
-            ask.limit
+            // However little is wanted, what is on its way must be got past.
+            if claims { ask.limit } else { ask.limit.max(view.batch) }
         )
     }
 
@@ -237,8 +261,11 @@ impl MyStore {
                 Test::IsNumber(number) => format!("{column} = {number}"),
                 Test::IsNull => format!("{column} IS NULL"),
                 Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => format!("{column} < {}", quote(&self.view.name(own))),
-                    None => format!("{column} < {}", self.view.most),
+                    Some(own) => {
+                        let own = quote(&self.view.name(own));
+                        format!("coalesce({column}, 0) < coalesce({own}, {})", self.view.most)
+                    }
+                    None => format!("coalesce({column}, 0) < {}", self.view.most),
                 },
                 Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
                 Test::LeasePast => {
@@ -250,13 +277,15 @@ impl MyStore {
     }
 
     /// What is set; `refused` are the rows with their reasons and pauses.
-    fn sets(&self, sets: Sets, refused: &[(&str, &str, Duration)]) -> String {
-        let by_row = |value: &dyn Fn(&(&str, &str, Duration)) -> String| {
-            let cases: Vec<_> = refused.iter().map(|row| format!("WHEN {} THEN {}", row.0, value(row))).collect();
-            format!("CASE {} {} END", quote(&self.view.id), cases.join(" "))
-        };
+    fn sets(&self, table: &CatalogTable, sets: Sets, refused: &[Refused<'_>]) -> String {
+        let by_row = |value: &dyn Fn(&Refused<'_>) -> String| self.by_row(refused, value);
         let written = sets.iter().map(|(column, set)| {
-            let column = quote(&self.view.name(column));
+            let name = self.view.name(column);
+            let kind = table.column(&name).map_or("", |column| column.column_type.as_str());
+            // Longer than any message that helps; a column of text takes 65,535 bytes.
+            let most = most_characters(kind).unwrap_or(10_000);
+            let cut = |text: &str| literal(&text.chars().take(most).collect::<String>());
+            let column = quote(&name);
             let value = match set {
                 Set::Text(text) => literal(text),
                 Set::Number(number) => number.to_string(),
@@ -264,14 +293,19 @@ impl MyStore {
                 Set::Now => NOW.to_owned(),
                 Set::Worker => literal(&self.view.worker),
                 Set::LeaseEnd => format!("{NOW} + INTERVAL {} SECOND", seconds(self.view.lease)),
-                Set::OneMore => format!("{column} + 1"),
-                Set::Why => by_row(&|row| literal(row.1)),
-                Set::Code => by_row(&|row| literal(&code(row.1).chars().take(255).collect::<String>())),
-                Set::NextTry => by_row(&|row| format!("{NOW} + INTERVAL {} SECOND", seconds(row.2))),
+                Set::OneMore => format!("coalesce({column}, 0) + 1"),
+                Set::Why => by_row(&|row| cut(row.why)),
+                Set::Code => by_row(&|row| cut(code(row.why))),
+                Set::NextTry => by_row(&|row| format!("{NOW} + INTERVAL {} SECOND", seconds(row.pause))),
             };
             format!("{column} = {value}")
         });
         written.collect::<Vec<_>>().join(", ")
+    }
+
+    fn by_row(&self, refused: &[Refused<'_>], value: &dyn Fn(&Refused<'_>) -> String) -> String {
+        let cases: Vec<_> = refused.iter().map(|row| format!("WHEN {} THEN {}", row.id, value(row))).collect();
+        format!("CASE {} {} END", quote(&self.view.id), cases.join(" "))
     }
 
     fn still_ours(&self) -> String {
@@ -287,17 +321,8 @@ impl MyStore {
 
     pub async fn mark(&mut self, batch: &Batch) -> Result<u32, SourceFailure> {
         let scheme = self.view.scheme;
-        let released = batch.marks().filter(|(_, mark)| **mark == Mark::Release).map(|(id, _)| id).collect();
-        let retried = batch.marks().filter_map(|(id, mark)| match mark {
-            Mark::Retry { why, pause } => Some((id, why.as_str(), *pause)),
-            _ => None,
-        });
-        let failed = batch.marks().filter_map(|(id, mark)| match mark {
-            Mark::Fail { why } => Some((id, why.as_str(), Duration::ZERO)),
-            _ => None,
-        });
-        let plain: [(Sets, Vec<&str>); 2] = [(scheme.done, batch.done()), (scheme.release, released)];
-        let refused: [(Sets, Vec<_>); 2] = [(scheme.retry, retried.collect()), (scheme.fail, failed.collect())];
+        let plain: [(Sets, Vec<&str>); 2] = [(scheme.done, batch.done()), (scheme.release, batch.released())];
+        let refused: [(Sets, Vec<_>); 2] = [(scheme.retry, batch.retried()), (scheme.fail, batch.failed())];
         let mut statements = 0;
         for (sets, ids) in plain {
             if !ids.is_empty() && !sets.is_empty() {
@@ -307,7 +332,7 @@ impl MyStore {
         }
         for (sets, rows) in refused {
             if !rows.is_empty() {
-                let ids: Vec<_> = rows.iter().map(|row| row.0).collect();
+                let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
                 self.set(batch.table, sets, &ids, &rows).await?;
                 statements += 1;
             }
@@ -320,12 +345,20 @@ impl MyStore {
         table: u32,
         sets: Sets,
         ids: &[&str],
-        refused: &[(&str, &str, Duration)],
+        refused: &[Refused<'_>],
     ) -> Result<(), SourceFailure> {
+        let once = match refused.is_empty() {
+            true => String::new(),
+            // What was written already, by a connection that died before it said so, is not counted again.
+            false => {
+                let attempts = quote(&self.view.name(self.view.scheme.attempts));
+                format!(" AND coalesce({attempts}, 0) = {}", self.by_row(refused, &|row| row.attempts.to_string()))
+            }
+        };
         let statement = format!(
-            "UPDATE {} SET {} WHERE {} IN ({}){}",
+            "UPDATE {} SET {} WHERE {} IN ({}){once}{}",
             self.tables[table as usize].quoted(),
-            self.sets(sets, refused),
+            self.sets(&self.tables[table as usize], sets, refused),
             quote(&self.view.id),
             ids.join(", "),
             self.still_ours(),
@@ -342,7 +375,7 @@ impl MyStore {
         let mut recovered = 0;
         for table in tables.iter() {
             let ended = if all { String::new() } else { format!(" AND {}", self.tests(scheme.expired)) };
-            let (sets, claimed) = (self.sets(scheme.release, &[]), self.tests(scheme.claimed));
+            let (sets, claimed) = (self.sets(table, scheme.release, &[]), self.tests(scheme.claimed));
             self.session.execute(&format!("UPDATE {} SET {sets} WHERE {claimed}{ended}", table.quoted())).await?;
             recovered += self.session.query_one("SELECT ROW_COUNT()").await?.number(0);
         }

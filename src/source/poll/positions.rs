@@ -39,6 +39,8 @@ pub const LINEAGE: &str = "events";
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is said that we lead, and looked for who holds the horizon back.
 const BEAT: Duration = Duration::from_secs(5);
+/// How often events are looked for that only the horizon holds back.
+const HORIZON_LOOKS: Duration = Duration::from_millis(50);
 /// Empty polls before the pauses grow.
 const EMPTY_POLLS: u32 = 3;
 
@@ -94,8 +96,10 @@ pub async fn open(
     let table = one_table(tables.catalog)?;
     let progress = Progress::of(of, session.clone(), memory.remembered.clone());
     progress.prepare(source.no_create).await?;
-    let start = progress.start().await?;
-    let last = last_event(&session, &table).await?;
+    let start = progress.begin().await?;
+    not_beyond(&session, start, &of.name).await?;
+    let id = id_column(of);
+    let last = last_event(&session, &table, &id).await?;
     let caught_up_at = *memory.caught_up_at.get_or_init(|| last.unwrap_or(start));
     stats.has_no_bytes();
     let woken = Arc::<Notify>::default();
@@ -122,6 +126,7 @@ pub async fn open(
         interval: settings.interval,
         longest: settings.longest_idle.max(settings.interval),
         batch: settings.batch,
+        id: quote(&id),
         empty: 0,
         next: Instant::now(),
         woken,
@@ -189,9 +194,42 @@ fn one_table(mut catalog: Vec<CatalogTable>) -> Result<CatalogTable, SourceFailu
     }
 }
 
-async fn last_event(session: &SqlSession, table: &CatalogTable) -> Result<Option<EventPosition>, SourceFailure> {
+/// What the layout's position is called here.
+fn id_column(of: &PipelineSettings) -> String {
+    let chosen = of.route.columns.iter().rev().find(|(role, _)| role == "id").map(|(_, column)| column.clone());
+    chosen.unwrap_or_else(|| "position".to_owned())
+}
+
+/// Transactions are numbered by the server: a position that it has not reached is of another one, and what is committed here
+/// would pass for delivered.
+async fn not_beyond(session: &SqlSession, start: EventPosition, pipeline: &str) -> Result<(), SourceFailure> {
+    let asked = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text";
+    let row = session.query_one(asked, &[]).await.map_err(|error| session.classify(&error))?;
+    let next: u64 = row.get::<_, &str>(0).parse().unwrap_or(u64::MAX);
+    if start.transaction < next {
+        return Ok(());
+    }
+    Err(SourceFailure::PositionLost {
+        what: format!(
+            "pipeline `{pipeline}` stands at transaction {} in outbox_topic_progress, and this server has only come to {next}: \
+             the tables were moved here from another server",
+            start.transaction
+        ),
+        remedy:
+            "set last_transaction_id and last_position of its rows to those of the last event that was delivered, as \
+                 they are in the table here; events that were copied have the numbers of the server they came from"
+                .to_owned(),
+    })
+}
+
+async fn last_event(
+    session: &SqlSession,
+    table: &CatalogTable,
+    id: &str,
+) -> Result<Option<EventPosition>, SourceFailure> {
+    let id = quote(id);
     let statement = format!(
-        "SELECT transaction_id::text, position::bigint FROM {} ORDER BY transaction_id DESC, position DESC LIMIT 1",
+        "SELECT transaction_id::text, {id}::bigint FROM {} ORDER BY transaction_id DESC, {id} DESC LIMIT 1",
         table.quoted()
     );
     let row = session.query_opt(&statement, &[]).await.map_err(|error| classify_sql(&error, "looking for events"))?;
@@ -211,6 +249,8 @@ pub struct Reader {
     interval: Duration,
     longest: Duration,
     batch: usize,
+    /// The column of the position, quoted.
+    id: String,
     /// Empty polls in a row.
     empty: u32,
     next: Instant,
@@ -265,6 +305,11 @@ impl Reader {
                 }
             }
             let count = chunk.events().len();
+            if count == 0 && self.is_held_back().await? {
+                // There is something: the horizon passes it in a moment.
+                self.next = Instant::now() + self.interval.min(HORIZON_LOOKS);
+                continue;
+            }
             if count == 0 {
                 self.empty = self.empty.saturating_add(1);
                 let doublings = self.empty.saturating_sub(EMPTY_POLLS);
@@ -285,7 +330,21 @@ impl Reader {
         }
     }
 
+    /// Whether events lie behind the last one that was read, above the horizon.
+    async fn is_held_back(&self) -> Result<bool, SourceFailure> {
+        let asked = format!(
+            "SELECT EXISTS (SELECT FROM {} WHERE (transaction_id, {}) > ('{}'::xid8, {}::bigint))",
+            self.table.quoted(),
+            self.id,
+            self.after.transaction,
+            self.after.position
+        );
+        let row = self.session.query_one(&asked, &[]).await.map_err(|error| self.session.classify(&error))?;
+        Ok(row.get(0))
+    }
+
     fn statement(&self) -> String {
+        let id = &self.id;
         let has = |name: &str| self.table.has(name);
         let wanted: Vec<_> = self
             .projection
@@ -294,10 +353,10 @@ impl Reader {
             .map(|(_, name, _)| format!(", {}", quote(name)))
             .collect();
         format!(
-            "SELECT transaction_id, position{} FROM {}
-             WHERE (transaction_id, position) > ('{}'::xid8, {}::bigint)
+            "SELECT transaction_id, {id}{} FROM {}
+             WHERE (transaction_id, {id}) > ('{}'::xid8, {}::bigint)
                AND transaction_id < pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())
-             ORDER BY transaction_id, position LIMIT {}",
+             ORDER BY transaction_id, {id} LIMIT {}",
             wanted.concat(),
             self.table.quoted(),
             self.after.transaction,

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, Statement};
 
-use super::ledger::{Batch, Claimed, Exclusion, Ledger, Mark};
-use super::view::{MOST_KEYS, View, code};
+use super::ledger::{Batch, Claimed, Exclusion, Ledger, Refused};
+use super::view::{MOST_KEYS, View, by_version, code, most_characters};
 use super::{Ask, Waits};
 use crate::config::PostgresSettings;
 use crate::event::{Chunk, Field, Projection};
@@ -36,6 +36,8 @@ pub struct PgStore {
     cursors: Vec<Option<Vec<String>>>,
     /// Statements that the server has planned.
     prepared: HashMap<String, Statement>,
+    /// Rows of a page.
+    page: usize,
 }
 
 struct Table {
@@ -62,7 +64,7 @@ impl PgStore {
             if let Some(column) = view.needed().iter().find(|column| !catalog.has(column)) {
                 return Err(lacks(&catalog.quoted(), column));
             }
-            let statement = "SELECT attname::text, format_type(atttypid, NULL) FROM pg_catalog.pg_attribute
+            let statement = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute
                              WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped";
             let types = session.query(statement, &[&catalog.oid]).await.map_err(|error| session.classify(&error))?;
             let types = types.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -71,7 +73,8 @@ impl PgStore {
         let cursors = vec![None; described.len()];
         let (view, tables) = (Arc::new(view), Arc::new(described));
         let projection = projection.clone();
-        Ok(PgStore { session, info, view, tables, projection, cursors, prepared: HashMap::new() })
+        let page = view.batch;
+        Ok(PgStore { session, info, view, tables, projection, cursors, prepared: HashMap::new(), page })
     }
 
     /// One more session, for what goes on beside the claims.
@@ -85,6 +88,7 @@ impl PgStore {
             projection: self.projection.clone(),
             cursors: self.cursors.clone(),
             prepared: HashMap::new(),
+            page: self.page,
         })
     }
 
@@ -149,7 +153,7 @@ impl PgStore {
         chunk: &mut Chunk,
     ) -> Result<Vec<Claimed>, SourceFailure> {
         let table = &self.tables[ask.table as usize];
-        let Some(leave_out) = self.leave_out(excluded) else { return Ok(Vec::new()) };
+        let Some(leave_out) = self.leave_out(table, excluded) else { return Ok(Vec::new()) };
         let tests =
             if ask.failed { self.view.scheme.failed_again.unwrap_or_default() } else { self.view.scheme.pending };
         let pending = format!("{}{leave_out}", self.tests(tests, "t"));
@@ -164,24 +168,37 @@ impl PgStore {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        let mut claimed = Vec::new();
-        let mut seen = 0;
-        let mut last: Option<&SimpleQueryRow> = None;
+        let claims = self.view.scheme.claims();
+        let mut fresh: Vec<&SimpleQueryRow> = Vec::new();
+        let (mut seen, mut last) = (0, None);
         for row in rows {
-            seen += 1;
-            last = Some(row);
-            let id = row.get(0).unwrap_or_default();
-            if !self.view.scheme.claims() && ask.ledger.is_under_way(ask.table, id) {
-                continue;
+            if fresh.len() == ask.limit {
+                break;
             }
+            (seen, last) = (seen + 1, Some(row));
+            if claims || !ask.ledger.is_under_way(ask.table, row.get(0).unwrap_or_default()) {
+                fresh.push(row);
+            }
+        }
+        let behind = 3 + self.wanted(table).len();
+        if self.view.scheme.within.is_some() {
+            let version = |row: &SimpleQueryRow| row.get(behind + 1).and_then(|text| text.parse().ok()).unwrap_or(0);
+            let group = |row: &SimpleQueryRow| row.get(behind).unwrap_or_default().as_bytes().to_vec();
+            let versions: Vec<_> = fresh.iter().map(|row| (group(row), version(row))).collect();
+            fresh = by_version(&versions).into_iter().map(|at| fresh[at]).collect();
+        }
+        let mut claimed = Vec::with_capacity(fresh.len());
+        for row in fresh {
             let number = |at: usize| row.get(at).and_then(|text| text.parse().ok());
-            claimed.push(Claimed { id: id.into(), attempts: number(1).unwrap_or(0), most: number(2) });
+            let id = row.get(0).unwrap_or_default().into();
+            claimed.push(Claimed { id, attempts: number(1).unwrap_or(0), most: number(2) });
             add(table, &self.projection, row, ask.table, chunk);
         }
-        if !self.view.scheme.claims() {
-            let first = 3 + self.wanted(table).len();
-            let cursor = last.filter(|_| seen >= ask.limit).map(|row| {
-                (0..self.view.order.len()).map(|at| row.get(first + at).unwrap_or_default().to_owned()).collect()
+        if !claims {
+            let full = seen >= ask.limit.max(self.page);
+            let cut_short = claimed.len() == ask.limit;
+            let cursor = last.filter(|_| full || cut_short).map(|row| {
+                (0..self.view.order.len()).map(|at| row.get(behind + at).unwrap_or_default().to_owned()).collect()
             });
             self.cursors[ask.table as usize] = cursor;
         }
@@ -227,11 +244,18 @@ impl PgStore {
         .join(", ");
         let columns: Vec<_> = (0..wanted.len()).map(|at| format!(", c{at}")).collect();
         let by: Vec<_> = (0..self.view.order.len()).map(|at| format!("o{at}")).collect();
+        let (returned_too, also) = match self.view.scheme.within {
+            Some((group, version)) => {
+                let column = |name: &str| format!("t.{}", quote(&self.view.name(name)));
+                (format!(", {} AS g, {} AS v", column(group), column(version)), ", g, v")
+            }
+            None => (String::new(), ""),
+        };
         format!(
             "WITH picked AS (SELECT t.{id} FROM {name} t WHERE {pending} ORDER BY {order} LIMIT {limit} FOR UPDATE SKIP LOCKED),
-             taken AS (UPDATE {name} t SET {} FROM picked WHERE t.{id} = picked.{id} RETURNING {returned})
-             SELECT id, attempts, most{} FROM taken ORDER BY {}",
-            self.sets(self.view.scheme.claim),
+             taken AS (UPDATE {name} t SET {} FROM picked WHERE t.{id} = picked.{id} RETURNING {returned}{returned_too})
+             SELECT id, attempts, most{}{also} FROM taken ORDER BY {}",
+            self.sets(table, self.view.scheme.claim),
             columns.concat(),
             by.join(", "),
         )
@@ -259,7 +283,8 @@ impl PgStore {
             wanted.concat(),
             order.concat(),
             self.order("t"),
-            ask.limit,
+            // However little is wanted, what is on its way must be got past.
+            ask.limit.max(self.page),
         )
     }
 
@@ -268,12 +293,16 @@ impl PgStore {
     }
 
     /// The condition that leaves groups out which wait; `None` when nothing is left.
-    fn leave_out(&self, excluded: &Exclusion) -> Option<String> {
+    fn leave_out(&self, table: &Table, excluded: &Exclusion) -> Option<String> {
         if excluded.keys.is_empty() {
             return Some(String::new());
         }
-        let key = format!("t.{}", quote(self.view.key.as_deref()?));
-        if excluded.keys.len() > MOST_KEYS {
+        let column = self.view.key.as_deref()?;
+        let key = format!("t.{}", quote(column));
+        // Of these the text is not what a record's key is.
+        let kind = table.type_of(column);
+        let differs = matches!(kind, "bytea" | "boolean" | "character") || kind.starts_with("character(");
+        if excluded.keys.len() > MOST_KEYS || differs {
             return None;
         }
         let mut keys = Vec::new();
@@ -301,8 +330,11 @@ impl PgStore {
                 Test::IsNumber(number) => format!("{column} = {number}"),
                 Test::IsNull => format!("{column} IS NULL"),
                 Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => format!("{column} < {table}.{}", quote(&self.view.name(own))),
-                    None => format!("{column} < {}", self.view.most),
+                    Some(own) => {
+                        let own = quote(&self.view.name(own));
+                        format!("coalesce({column}, 0) < coalesce({table}.{own}, {})", self.view.most)
+                    }
+                    None => format!("coalesce({column}, 0) < {}", self.view.most),
                 },
                 Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
                 Test::LeasePast => {
@@ -318,9 +350,14 @@ impl PgStore {
     }
 
     /// What is set; `v` has the reason and the pause of a row that was refused.
-    fn sets(&self, sets: Sets) -> String {
+    fn sets(&self, table: &Table, sets: Sets) -> String {
         let written = sets.iter().map(|(column, set)| {
-            let column = quote(&self.view.name(column));
+            let name = self.view.name(column);
+            let cut = |text: &str| match most_characters(table.type_of(&name)) {
+                Some(most) => format!("left({text}, {most})"),
+                None => text.to_owned(),
+            };
+            let column = quote(&name);
             let value = match set {
                 Set::Text(text) => literal(text),
                 Set::Number(number) => number.to_string(),
@@ -328,9 +365,9 @@ impl PgStore {
                 Set::Now => "clock_timestamp()".to_owned(),
                 Set::Worker => literal(&self.view.worker),
                 Set::LeaseEnd => format!("clock_timestamp() + {}", self.lease()),
-                Set::OneMore => format!("t.{column} + 1"),
-                Set::Why => "v.why".to_owned(),
-                Set::Code => "v.code".to_owned(),
+                Set::OneMore => format!("coalesce(t.{column}, 0) + 1"),
+                Set::Why => cut("v.why"),
+                Set::Code => cut("v.code"),
                 Set::NextTry => "clock_timestamp() + v.pause * interval '1 millisecond'".to_owned(),
             };
             format!("{column} = {value}")
@@ -344,10 +381,12 @@ impl PgStore {
         let by_worker = self.view.scheme.claim.iter().find(|(_, set)| *set == Set::Worker);
         let by_worker = by_worker
             .map(|(column, _)| format!(" AND t.{} = {}", quote(&self.view.name(column)), literal(&self.view.worker)));
-        match claimed.is_empty() {
-            true => String::new(),
-            false => format!(" AND {}{}", self.tests(claimed, "t"), by_worker.unwrap_or_default()),
-        }
+        // Written so that no index on the status is taken for it: rows are found by their ids.
+        let tests = claimed.iter().map(|(column, test)| match test {
+            Test::Is(text) => format!(" AND t.{}::text || '' = {}", quote(&self.view.name(column)), literal(text)),
+            _ => String::new(),
+        });
+        tests.collect::<String>() + &by_worker.unwrap_or_default()
     }
 
     /// Writes what became of a batch; returns the number of statements.
@@ -358,26 +397,12 @@ impl PgStore {
             self.set(batch.table, self.view.scheme.done, &done).await?;
             statements += 1;
         }
-        let released: Vec<_> = batch.marks().filter(|(_, mark)| **mark == Mark::Release).map(|(id, _)| id).collect();
+        let released = batch.released();
         if !released.is_empty() && !self.view.scheme.release.is_empty() {
             self.set(batch.table, self.view.scheme.release, &released).await?;
             statements += 1;
         }
-        let retried: Vec<_> = batch
-            .marks()
-            .filter_map(|(id, mark)| match mark {
-                Mark::Retry { why, pause } => Some((id, why.as_str(), pause.as_millis() as f64)),
-                _ => None,
-            })
-            .collect();
-        let failed: Vec<_> = batch
-            .marks()
-            .filter_map(|(id, mark)| match mark {
-                Mark::Fail { why } => Some((id, why.as_str(), 0.0)),
-                _ => None,
-            })
-            .collect();
-        for (sets, rows) in [(self.view.scheme.retry, retried), (self.view.scheme.fail, failed)] {
+        for (sets, rows) in [(self.view.scheme.retry, batch.retried()), (self.view.scheme.fail, batch.failed())] {
             if !rows.is_empty() {
                 self.refused(batch.table, sets, &rows).await?;
                 statements += 1;
@@ -391,7 +416,7 @@ impl PgStore {
         let statement = format!(
             "UPDATE {} t SET {} WHERE t.{} = ANY ($1::text[]::{}[]){}",
             of.catalog.quoted(),
-            self.sets(sets),
+            self.sets(of, sets),
             quote(&self.view.id),
             of.type_of(&self.view.id),
             self.still_ours(),
@@ -399,22 +424,25 @@ impl PgStore {
         self.run(table, &statement, &[&ids]).await
     }
 
-    async fn refused(&mut self, table: u32, sets: Sets, rows: &[(&str, &str, f64)]) -> Result<(), SourceFailure> {
+    async fn refused(&mut self, table: u32, sets: Sets, rows: &[Refused<'_>]) -> Result<(), SourceFailure> {
         let of = &self.tables[table as usize];
         let statement = format!(
-            "UPDATE {} t SET {} FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[]) AS v(id, why, code, pause)
-             WHERE t.{} = v.id::{}{}",
+            "UPDATE {} t SET {}
+             FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[], $5::bigint[]) AS v(id, why, code, pause, attempts)
+             WHERE t.{} = v.id::{} AND coalesce(t.{}, 0) = v.attempts{}",
             of.catalog.quoted(),
-            self.sets(sets),
+            self.sets(of, sets),
             quote(&self.view.id),
             of.type_of(&self.view.id),
+            quote(&self.view.name(self.view.scheme.attempts)),
             self.still_ours(),
         );
-        let ids: Vec<_> = rows.iter().map(|row| row.0).collect();
-        let whys: Vec<_> = rows.iter().map(|row| row.1).collect();
-        let codes: Vec<_> = rows.iter().map(|row| code(row.1)).collect();
-        let pauses: Vec<_> = rows.iter().map(|row| row.2).collect();
-        self.run(table, &statement, &[&ids, &whys, &codes, &pauses]).await
+        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let whys: Vec<_> = rows.iter().map(|row| row.why).collect();
+        let codes: Vec<_> = rows.iter().map(|row| code(row.why)).collect();
+        let pauses: Vec<_> = rows.iter().map(|row| row.pause.as_millis() as f64).collect();
+        let attempts: Vec<_> = rows.iter().map(|row| i64::from(row.attempts)).collect();
+        self.run(table, &statement, &[&ids, &whys, &codes, &pauses, &attempts]).await
     }
 
     async fn run(
@@ -442,7 +470,7 @@ impl PgStore {
         let mut recovered = 0;
         for table in self.tables.iter() {
             let ended = if all { String::new() } else { format!(" AND {}", self.tests(scheme.expired, "t")) };
-            let (name, sets) = (table.catalog.quoted(), self.sets(scheme.release));
+            let (name, sets) = (table.catalog.quoted(), self.sets(table, scheme.release));
             let statement = format!("UPDATE {name} t SET {sets} WHERE {}{ended}", self.tests(scheme.claimed, "t"));
             let given_back = self.session.execute(&statement, &[]).await;
             recovered += given_back.map_err(|error| classify_sql(&error, &format!("giving back rows of {name}")))?;

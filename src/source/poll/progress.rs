@@ -24,7 +24,11 @@ pub type Known = BTreeMap<String, (Standing, EventPosition)>;
 
 /// What was last read or written, by this process.
 #[derive(Default)]
-pub struct Remembered(Mutex<Known>);
+pub struct Remembered {
+    known: Mutex<Known>,
+    /// What a generation began with, until it has taken it.
+    begun: Mutex<Option<PublisherNotes>>,
+}
 
 /// The rows of one pipeline's publishers.
 #[derive(Clone)]
@@ -112,28 +116,39 @@ impl Progress {
             let note = PublisherNote { state: *state, position: Some(position.to_string()), reason };
             notes.publishers.insert(publisher.clone(), note);
         }
-        *self.remembered.0.lock().await = known;
+        *self.remembered.known.lock().await = known;
         Ok(notes)
     }
 
-    /// Where reading begins: the least that a publisher has come which is not given up.
-    pub async fn start(&self) -> Result<EventPosition, SourceFailure> {
-        let (known, _) = self.read().await?;
+    /// Where reading begins: the least that a publisher has come which takes part. What was read for that is what the
+    /// generation goes by, so that a change in between is noticed as one.
+    pub async fn begin(&self) -> Result<EventPosition, SourceFailure> {
+        let notes = self.load().await?;
+        let known = self.remembered.known.lock().await;
         let active = known.values().filter(|(standing, _)| *standing == Standing::Active).map(|(_, at)| *at).min();
         let all = known.values().map(|(_, at)| *at).min();
+        *self.remembered.begun.lock().await = Some(notes);
         Ok(active.or(all).unwrap_or_default())
+    }
+
+    /// What the generation began with.
+    pub async fn begun(&self) -> Result<PublisherNotes, SourceFailure> {
+        match self.remembered.begun.lock().await.take() {
+            Some(notes) => Ok(notes),
+            None => self.load().await,
+        }
     }
 
     /// Whether somebody else has changed a status or gone to another position.
     pub async fn was_changed(&self) -> Result<bool, SourceFailure> {
         // Held meanwhile, so that what we write ourselves is not taken for a change of others.
-        let before = self.remembered.0.lock().await;
+        let before = self.remembered.known.lock().await;
         let (now, _) = self.read().await?;
         Ok(now.iter().any(|(publisher, found)| before.get(publisher).is_some_and(|known| known != found)))
     }
 
     pub async fn save(&self, notes: &PublisherNotes) -> Result<(), SourceFailure> {
-        let mut before = self.remembered.0.lock().await;
+        let mut before = self.remembered.known.lock().await;
         let mut known = Known::new();
         let (mut had_transactions, mut had_positions) = (vec![], vec![]);
         let (mut states, mut transactions, mut positions, mut reasons) = (vec![], vec![], vec![], vec![]);

@@ -1,5 +1,6 @@
 //! What the poller knows of a layout's tables, whatever the database.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::config::{PollSettings, RouteSettings};
@@ -17,6 +18,8 @@ pub struct View {
     pub order: Vec<String>,
     pub most: u32,
     pub lease: Duration,
+    /// Rows that are claimed at once.
+    pub batch: usize,
     pub worker: String,
     renamed: Vec<(&'static str, String)>,
     /// Documents of this layout are in camel case.
@@ -42,6 +45,7 @@ impl View {
             order: Vec::new(),
             most: settings.patience.most,
             lease: settings.lease,
+            batch: settings.batch,
             worker: settings.worker.clone(),
             renamed,
             camel,
@@ -112,3 +116,46 @@ pub fn code(why: &str) -> &str {
 
 /// How many keys a statement may leave out; with more, the table waits.
 pub const MOST_KEYS: usize = 1000;
+
+/// The places of rows in the order that they are delivered in: as they came, but those of a group among themselves by
+/// their version.
+pub fn by_version(rows: &[(Vec<u8>, i64)]) -> Vec<usize> {
+    let mut places: HashMap<&[u8], Vec<usize>> = HashMap::new();
+    for (at, (group, _)) in rows.iter().enumerate() {
+        places.entry(group).or_default().push(at);
+    }
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    for places in places.values() {
+        let mut sorted = places.clone();
+        sorted.sort_by_key(|at| rows[*at].1);
+        for (place, row) in places.iter().zip(sorted) {
+            order[*place] = row;
+        }
+    }
+    order
+}
+
+/// How many characters a type such as `varchar(255)` takes; `None` for any number.
+pub fn most_characters(kind: &str) -> Option<usize> {
+    let (name, rest) = kind.split_once('(')?;
+    name.contains("char").then(|| rest.split_once(')')?.0.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_group_are_in_the_order_of_their_versions() {
+        let rows = [("a", 2), ("b", 1), ("a", 1), ("b", 2), ("a", 3)];
+        let rows: Vec<_> = rows.iter().map(|(group, version)| (group.as_bytes().to_vec(), *version)).collect();
+        assert_eq!(by_version(&rows), [2, 1, 0, 3, 4]);
+    }
+
+    #[test]
+    fn a_type_tells_how_many_characters_it_takes() {
+        assert_eq!(most_characters("character varying(255)"), Some(255));
+        assert_eq!(most_characters("varchar(20)"), Some(20));
+        assert_eq!((most_characters("text"), most_characters("numeric(10)")), (None, None));
+    }
+}
