@@ -19,3 +19,9 @@ GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outbox
 -- GRANT SELECT, INSERT ON outboxd_dead_letters TO outboxd_relay;
 -- And for who replays and purges (`outboxd dlq`):
 -- GRANT SELECT, UPDATE, DELETE ON outboxd_dead_letters TO outboxd_relay;
+
+-- Only for --capture poll, which needs no REPLICATION: rows are claimed and marked in the table itself. An event store is only
+-- read, and its progress is written.
+-- GRANT SELECT, UPDATE ON outbox TO outboxd_relay;
+-- GRANT SELECT ON events TO outboxd_relay;
+-- GRANT SELECT, INSERT, UPDATE ON outbox_topic_progress TO outboxd_relay;
