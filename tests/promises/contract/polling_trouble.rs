@@ -147,7 +147,9 @@ async fn refused_entity_is_not_overtaken_while_others_keep_the_poller_busy(sourc
     let refusals = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = refusals.clone();
     let server = HttpServer::start(move |request| {
-        let culprit = text(request).replace(' ', "").contains(r#"{"key":"bad","n":2}"#);
+        let events = request.json();
+        let culprit = |event: &serde_json::Value| event["key"] == "bad" && event["n"] == 2;
+        let culprit = events.as_array().is_some_and(|events| events.iter().any(culprit));
         match culprit && counted.fetch_add(1, Ordering::Relaxed) < 6 {
             true => Answer::Status(422),
             false => Answer::Status(200),
