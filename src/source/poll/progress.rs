@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio_postgres::types::ToSql;
 
 use crate::checkpoint::publishers::{PublisherNote, PublisherNotes, Standing};
-use crate::config::{Capture, PipelineSettings};
+use crate::config::{Capture, PipelineSettings, SinkSettings};
 use crate::position::EventPosition;
 use crate::source::SourceFailure;
 use crate::source::postgres::server_error::classify_sql;
@@ -47,8 +47,12 @@ fn trouble(error: &tokio_postgres::Error) -> SourceFailure {
 impl Progress {
     pub fn of(settings: &PipelineSettings, session: Arc<SqlSession>, remembered: Arc<Remembered>) -> Self {
         let pair = |publisher: &crate::config::PublisherSettings| {
-            let topic = publisher.route.topic.clone().unwrap_or_else(|| publisher.name.clone());
-            (publisher.name.clone(), topic)
+            // Elsewhere than in Kafka a topic is a path or a routing key, made of an event's fields.
+            let topic = match publisher.sink {
+                SinkSettings::Kafka => publisher.route.topic.as_ref(),
+                _ => None,
+            };
+            (publisher.name.clone(), topic.unwrap_or(&publisher.name).clone())
         };
         let worker = match &settings.capture {
             Capture::Positions(capture) => capture.worker.clone(),

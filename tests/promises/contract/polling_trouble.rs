@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use mongodb::bson::{Bson, DateTime, doc};
 
-use crate::support::{Answer, Arrived, Dice, Form, HttpServer, PATIENCE, Polled, Source, Topic, eventually, outboxd};
+use crate::support::{
+    Answer, Arrived, Dice, Form, HttpServer, PATIENCE, Polled, Relay, Source, Topic, eventually, outboxd,
+};
 
 promised!(killed_pollers_lose_no_row_and_keep_the_order_of_keys to postgres, mysql, mariadb, mongodb);
 
@@ -30,30 +32,38 @@ async fn killed_pollers_without_claims_lose_no_row_and_keep_the_order_of_keys(so
 
 async fn survives_kills(source: Source, form: Form) {
     const KEYS: [&str; 5] = ["k0", "k1", "k2", "k3", "k4"];
-    const ROWS: usize = 400;
+    const ROWS: usize = 1200;
     let polled = Polled::create(source, form).await;
     let topic = Topic::create(4).await;
-    let flags = ["--poll-interval", "20ms", "--poll-batch", "37", "--max-in-flight", "90"];
+    // There is always something on its way when one is killed.
+    for key in KEYS {
+        polled.add(key, 0..ROWS / 2).await;
+    }
+    let flags = ["--poll-interval", "20ms", "--poll-batch", "11", "--max-in-flight", "40"];
     let mut relays: Vec<_> = (0..3).map(|_| polled.relay(&topic, &flags)).collect();
-    let mut random = Dice::seeded(0x0b0d);
-    let written = AtomicBool::new(false);
+    let mut dice = Dice::seeded(0x0b0d);
     let write = async {
-        for at in (0..ROWS).step_by(8) {
+        for at in (ROWS / 2..ROWS).step_by(50) {
             for key in KEYS {
-                polled.add(key, at..at + 8).await;
+                polled.add(key, at..at + 50).await;
             }
         }
-        written.store(true, Ordering::Relaxed);
     };
     let kill = async {
-        let mut kills = 0;
-        while !written.load(Ordering::Relaxed) || kills < 4 {
+        for _ in 0..8 {
+            let leads = async |relays: &[Relay]| {
+                for (at, relay) in relays.iter().enumerate() {
+                    if relay.status().await["state"] == "streaming" {
+                        return Some(at);
+                    }
+                }
+                None
+            };
+            let leader = eventually(PATIENCE, "somebody leads", async || leads(&relays).await).await;
             // A moment of the load that nothing tells of is what is wanted here.
-            tokio::time::sleep(Duration::from_millis(200 + random.roll(900))).await;
-            let at = random.roll(3) as usize;
+            tokio::time::sleep(Duration::from_millis(dice.roll(300))).await;
             let fresh = polled.relay(&topic, &flags);
-            std::mem::replace(&mut relays[at], fresh).kill();
-            kills += 1;
+            std::mem::replace(&mut relays[leader], fresh).kill();
         }
     };
     tokio::join!(write, kill);
