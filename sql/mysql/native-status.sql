@@ -12,4 +12,4 @@ ALTER TABLE /*table*/ outbox /**/
     ADD COLUMN last_error TEXT,
     ADD COLUMN published_at DATETIME(6),
     ADD INDEX outboxd_pending (status, seq),
-    ADD INDEX outboxd_waiting (status, next_attempt_at);
+    ADD INDEX outboxd_waiting (next_attempt_at);
