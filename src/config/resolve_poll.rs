@@ -72,7 +72,7 @@ impl Resolver {
             Some(_) => self.duration("poll-interval", said.poll_interval),
             None => Duration::from_secs(1),
         };
-        let batch = said.poll_batch.unwrap_or(1000);
+        let batch = said.poll_batch.unwrap_or(5000);
         if batch == 0 {
             self.problem("poll-batch", "at least one event must be read at once");
         }

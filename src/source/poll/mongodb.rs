@@ -8,7 +8,7 @@ use std::time::Duration;
 use ::mongodb::Collection;
 use ::mongodb::bson::oid::ObjectId;
 use ::mongodb::bson::{Bson, Document, RawBson, RawBsonRef, RawDocumentBuf, Uuid, doc};
-use ::mongodb::options::{ReadConcern, ReadPreference, SelectionCriteria, WriteConcern};
+use ::mongodb::options::{Hint, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern};
 
 use super::ledger::{Batch, Claimed, Exclusion, Refused};
 use super::view::{MOST_KEYS, View, by_version, code};
@@ -172,18 +172,18 @@ impl MongoStore {
             // Whoever slept here must not take what another leader has.
             return Err(lease.lost());
         }
-        let claimed = collection.update_many(still, vec![doc! { "$set": set }]).await.map_err(writing)?;
+        let claimed = collection.update_many(still, vec![doc! { "$set": set }]).hint(by_id()).await.map_err(writing)?;
         if claimed.matched_count != found.len() as u64 {
             // Others were faster with some of them.
-            let ours = collection.find(doc! { "_id": { "$in": ids }, CLAIM: &mark }).sort(sort);
+            let ours = collection.find(doc! { "_id": { "$in": ids }, CLAIM: &mark }).sort(sort).hint(by_id());
             found = drain(ours.await.map_err(reading)?).await.map_err(reading)?;
         }
         if let Some((group, version)) = scheme.within {
             let versions: Vec<_> = found
                 .iter()
                 .map(|document| {
-                    let group = document.get(&self.view.name(group)).ok().flatten();
-                    let version = match document.get(&self.view.name(version)) {
+                    let group = document.get(self.view.name(group)).ok().flatten();
+                    let version = match document.get(self.view.name(version)) {
                         Ok(Some(RawBsonRef::Int32(number))) => i64::from(number),
                         Ok(Some(RawBsonRef::Int64(number))) => number,
                         Ok(Some(RawBsonRef::Double(number))) => number as i64,
@@ -331,7 +331,8 @@ impl MongoStore {
         if let Some((column, _)) = self.view.scheme.claim.iter().find(|(_, set)| *set == Set::Worker) {
             filter.insert(self.view.name(column), &self.view.worker);
         }
-        let set = collection.update_many(filter, vec![doc! { "$set": self.sets(sets, refused) }]).await;
+        let update = vec![doc! { "$set": self.sets(sets, refused) }];
+        let set = collection.update_many(filter, update).hint(by_id()).await;
         set.map(|_| ())
             .map_err(|error| server_error::classify(&error, &Doing::Writing(collection.namespace().to_string())))
     }
@@ -393,6 +394,12 @@ impl MongoStore {
         stats.set_depth(depth);
         Ok(())
     }
+}
+
+/// Documents are found by their ids: an index of the status would do for the first of them, and is then gone through to its
+/// end.
+fn by_id() -> Hint {
+    Hint::Keys(doc! { "_id": 1 })
 }
 
 fn majority() -> WriteConcern {

@@ -39,6 +39,9 @@ pub const LINEAGE: &str = "events";
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is said that we lead, and looked for who holds the horizon back.
 const BEAT: Duration = Duration::from_secs(5);
+/// How much is read at once, near enough, and what an event is taken to weigh before one was seen.
+const READ_BYTES: usize = 8 << 20;
+const FIRST_ROW_BYTES: usize = 8 << 10;
 /// How often events are looked for that only the horizon holds back.
 const HORIZON_LOOKS: Duration = Duration::from_millis(50);
 /// Empty polls before the pauses grow.
@@ -127,6 +130,7 @@ pub async fn open(
         longest: settings.longest_idle.max(settings.interval),
         batch: settings.batch,
         id: quote(&id),
+        row_bytes: FIRST_ROW_BYTES,
         empty: 0,
         next: Instant::now(),
         woken,
@@ -251,6 +255,8 @@ pub struct Reader {
     batch: usize,
     /// The column of the position, quoted.
     id: String,
+    /// What an event weighed lately.
+    row_bytes: usize,
     /// Empty polls in a row.
     empty: u32,
     next: Instant,
@@ -268,7 +274,8 @@ impl Reader {
                 () = tokio::time::sleep_until(self.next) => {}
                 () = self.woken.notified() => {}
             }
-            let messages = self.session.simple_query(&self.statement()).await;
+            let limit = (READ_BYTES / self.row_bytes).clamp(1, self.batch);
+            let messages = self.session.simple_query(&self.statement(limit)).await;
             let messages = messages.map_err(|error| classify_sql(&error, "reading the event store"))?;
             self.stats.polled();
             chunk.reset(self.projection.width());
@@ -318,7 +325,8 @@ impl Reader {
                 continue;
             }
             self.empty = 0;
-            let full = count >= self.batch;
+            self.row_bytes = (chunk.weight() / count).max(64);
+            let full = count >= limit;
             self.next = if full { Instant::now() } else { Instant::now() + self.interval };
             self.after = last;
             self.read.store(last.transaction, Ordering::Relaxed);
@@ -343,7 +351,7 @@ impl Reader {
         Ok(row.get(0))
     }
 
-    fn statement(&self) -> String {
+    fn statement(&self, limit: usize) -> String {
         let id = &self.id;
         let has = |name: &str| self.table.has(name);
         let wanted: Vec<_> = self
@@ -361,7 +369,7 @@ impl Reader {
             self.table.quoted(),
             self.after.transaction,
             self.after.position,
-            self.batch
+            limit
         )
     }
 }
