@@ -169,6 +169,11 @@ impl AckWindow {
         self.settle(receipt, 1);
     }
 
+    /// So many records of the chunk are acknowledged at once.
+    pub fn resolve_several(&self, receipt: Receipt, records: u32) {
+        self.settle(receipt, records);
+    }
+
     fn settle(&self, receipt: Receipt, records: u32) {
         let slot = &self.slots[receipt.0 % SLOTS];
         // The slot may be reused as soon as it reaches zero and the watermark has passed it, so its size is read first.

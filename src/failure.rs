@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::failpoints::Injected;
 use crate::sink::SinkFailure;
 use crate::source::SourceFailure;
 
@@ -50,6 +51,12 @@ pub enum Failure {
     Again { what: String },
     /// Nothing but a person can help.
     Halt(Halt),
+}
+
+impl From<Injected> for Failure {
+    fn from(injected: Injected) -> Self {
+        Failure::Retry { what: injected.to_string() }
+    }
 }
 
 impl From<SourceFailure> for Failure {

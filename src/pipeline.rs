@@ -15,10 +15,13 @@ use crate::checkpoint::publishers::{PublisherNotes, Standing};
 use crate::config::{Capture, PipelineSettings, PublisherSettings};
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::milestone::Milestone;
+use crate::position::Position;
 use crate::publisher::{Account, Publisher};
 use crate::relay::{Ended, Relay};
 use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
+use crate::sink::kafka::transactions::Reached;
 use crate::sink::{Owner, Sink};
 use crate::source::notes::NoteBook;
 use crate::source::{self, Opened, SourceFailure};
@@ -177,6 +180,12 @@ struct Prepared {
     sink: Result<Sink, Failure>,
 }
 
+/// How far a publisher's records are in Kafka, for certain.
+struct Entered {
+    position: Position,
+    within: Option<crate::milestone::Within>,
+}
+
 /// A source that is open, and what was noted of the publishers.
 struct Begun {
     source: Opened,
@@ -203,6 +212,20 @@ impl Parts<'_> {
                 return Err(failure);
             }
         };
+        let entered = tokio::select! {
+            entered = self.enter(&mut prepared, &source.start, &source.lineage, &notes) => entered.map_err(Err),
+            () = stop.requested() => Err(Ok(Ended::Stopped)),
+        };
+        let reached = match entered {
+            Ok(reached) => reached,
+            Err(ended) => {
+                source.alarm.abort();
+                for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
+                    sink.abandon().await;
+                }
+                return ended;
+            }
+        };
         self.status.enter(State::Streaming);
         let (settings, status) = (self.settings, self.status);
         let mut warden = Warden {
@@ -218,7 +241,9 @@ impl Parts<'_> {
         };
         let mut publishers = Vec::new();
         let mut troubles = Vec::new();
-        for (at, (prepared, (router, selection))) in prepared.into_iter().zip(routes).enumerate() {
+        for (at, ((prepared, reached), (router, selection))) in
+            prepared.into_iter().zip(reached).zip(routes).enumerate()
+        {
             let (publisher, memory) = (&settings.publishers[at], &self.memories[at]);
             let note = warden.notes.publishers.get(&publisher.name).cloned().unwrap_or_default();
             let by_table = matches!(settings.capture, Capture::Positions(_));
@@ -228,6 +253,9 @@ impl Parts<'_> {
             }
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
             let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed && !by_table);
+            // Beside the records there is the truth.
+            let (reached, within) = reached.map_or((None, None), |reached| (Some(reached.position), reached.within));
+            let remembered = reached.or(remembered);
             let further = match (noted, remembered) {
                 (Some(noted), Some(remembered)) if noted.covers(&remembered) => Some(noted),
                 (noted, remembered) => remembered.or(noted),
@@ -242,6 +270,8 @@ impl Parts<'_> {
                 true => noted_at.or_else(|| Some(source.start.clone())),
                 false => Some(known.clone().unwrap_or_else(|| source.start.clone())),
             };
+            let transacts = prepared.sink.as_ref().is_ok_and(Sink::transacts);
+            let milestone = stands.clone().filter(|_| transacts).map(Milestone::at);
             let account = Arc::new(Account::new(&publisher.name, prepared.window, bells.clone(), shown, stands));
             let mut out = true;
             let mut sink = None;
@@ -288,6 +318,9 @@ impl Parts<'_> {
                 picked: Vec::new(),
                 ledger: self.source_memory.ledger().map(Arc::as_ref),
                 gone: left_behind,
+                milestone,
+                within,
+                torn: false,
             });
         }
         let taken_out = troubles.into_iter().try_for_each(|(at, failure)| warden.take_out(at, failure));
@@ -305,6 +338,73 @@ impl Parts<'_> {
             shutdown_timeout: settings.shutdown_timeout,
         };
         relay.run(stop).await
+    }
+
+    /// Fences off whoever delivered before, where sinks can, and finds out how far that came.
+    async fn enter(
+        &self,
+        prepared: &mut [Prepared],
+        start: &Position,
+        lineage: &str,
+        notes: &PublisherNotes,
+    ) -> Result<Vec<Option<Entered>>, Failure> {
+        let transacts = prepared.iter().any(|one| one.sink.as_ref().is_ok_and(Sink::transacts));
+        if transacts && !start.names_commits() {
+            return Err(Failure::Halt(Halt {
+                code: ExitCode::SourceNotReady,
+                what: "exactly-once needs GTIDs: without them a commit cannot be recognised when it is read again"
+                    .to_owned(),
+                remedy: "set gtid_mode = ON and enforce_gtid_consistency = ON, or deliver at-least-once".to_owned(),
+            }));
+        }
+        let mut entered = Vec::new();
+        for (at, one) in prepared.iter_mut().enumerate() {
+            let publisher = &self.settings.publishers[at];
+            let note = notes.publishers.get(&publisher.name);
+            let active = note.is_none_or(|note| note.state == Standing::Active);
+            let reached = match &mut one.sink {
+                Ok(sink) if active && sink.transacts() => sink.enter(lineage).await,
+                _ => Ok(None),
+            };
+            let reached = match reached.map_err(Failure::from) {
+                Ok(reached) => reached,
+                Err(failure) if self.settings.publishers.len() == 1 => return Err(failure),
+                Err(failure) => {
+                    if let Ok(sink) = std::mem::replace(&mut one.sink, Err(failure)) {
+                        sink.abandon().await;
+                    }
+                    None
+                }
+            };
+            entered.push(reached.and_then(|reached| self.judge(at, reached, start, lineage)).transpose()?);
+        }
+        Ok(entered)
+    }
+
+    /// What a position that was read back means for the source as it was opened.
+    fn judge(&self, at: usize, reached: Reached, start: &Position, here: &str) -> Option<Result<Entered, Failure>> {
+        let Reached { lineage, position: text, within } = reached;
+        let pipeline = &self.settings.name;
+        let Some(position) = start.parse_alike(&text) else {
+            tracing::warn!(pipeline, position = text, "the position beside the records is of another kind of source");
+            return None;
+        };
+        if start.covers(&position) {
+            // A piece of the commit that comes next may still be there.
+            return Some(Ok(Entered { position, within }));
+        }
+        // An event store's publishers go on where each of them is.
+        let by_log = matches!(self.settings.capture, Capture::Log);
+        let lone = self.settings.publishers.len() == 1;
+        if by_log && lone && self.memories[at].sends_on(&text) {
+            if self.source_memory.reached(&lineage, &position) {
+                let what = format!("everything up to {text} is in Kafka already, and the source stands before it");
+                return Some(Err(Failure::Again { what }));
+            }
+            tracing::warn!(pipeline, lineage, "the position beside the records is of another server's history");
+            return None;
+        }
+        (lineage == here).then_some(Ok(Entered { position, within }))
     }
 
     fn prepare(&self, at: usize, bells: &Bells) -> Prepared {

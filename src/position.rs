@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::event::CommitId;
 use crate::source::mongodb::token::{ResumeToken, StreamPosition};
-use crate::source::mysql::position::BinlogPosition;
+use crate::source::mysql::position::{BinlogPosition, Gtids};
 
 /// A PostgreSQL log sequence number, written `16/B374D848` as the server writes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +116,15 @@ impl Position {
             (Position::Event(here), CommitId::Event(event)) => event <= here,
             (Position::Mongo(here), CommitId::Mongo(time)) => *time < here.time || (*time == here.time && here.whole),
             _ => false,
+        }
+    }
+
+    /// Whether commits have names that are the same whenever they are read.
+    pub fn names_commits(&self) -> bool {
+        match self {
+            Position::Binlog(position) => !matches!(position.gtids, Gtids::Off),
+            Position::Poll(_) => false,
+            Position::Postgres(_) | Position::Mongo(_) | Position::Event(_) => true,
         }
     }
 

@@ -16,12 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Advanced, Bells, Receipt};
 use crate::config::{DeadLetter, PublisherSettings};
 use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
+use crate::failpoints;
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::milestone::{Milestone, Within};
 use crate::position::Position;
 use crate::route::selection::Selection;
 use crate::route::{Record, Router};
@@ -183,6 +186,12 @@ pub struct Publisher<'a> {
     pub ledger: Option<&'a Ledger>,
     /// It stays behind.
     pub gone: bool,
+    /// How far it has come, to the event; `None` where nothing is committed by transactions.
+    pub milestone: Option<Milestone>,
+    /// What it had of a commit before this generation.
+    pub within: Option<Within>,
+    /// A chunk is enqueued in part, so that no milestone lies behind what was enqueued.
+    pub torn: bool,
 }
 
 impl Publisher<'_> {
@@ -202,10 +211,12 @@ impl Publisher<'_> {
             Picked::Some => chunk.weight() * count / chunk.events().len().max(1),
         };
         self.account.status.took(chunk, count);
-        let Some(receipt) = self.admit(count, weight).await else {
+        let Some(receipt) = self.admit(count, weight).await? else {
             self.gone = true;
             return Ok(());
         };
+        self.torn = true;
+        failpoints::reach("admitted")?;
         match picked {
             Picked::All => {
                 for event in chunk.events() {
@@ -223,7 +234,15 @@ impl Publisher<'_> {
                 }
             }
         }
+        failpoints::reach("enqueued")?;
         self.account.window.seal(receipt, 0, chunk.end.clone());
+        self.torn = false;
+        if let Some(milestone) = &mut self.milestone {
+            milestone.pass(chunk);
+            if self.sink.as_mut().is_some_and(|sink| sink.is_due(chunk.catching_up)) {
+                self.commit().await?;
+            }
+        }
         if !chunk.catching_up
             && count > 0
             && let Some(sink) = &self.sink
@@ -233,21 +252,51 @@ impl Publisher<'_> {
         Ok(())
     }
 
+    /// When it wants to commit.
+    pub fn due(&self) -> Option<Instant> {
+        self.sink.as_ref().filter(|_| !self.torn)?.due()
+    }
+
+    /// Makes visible what was enqueued, where that takes a transaction. May be cancelled and called again.
+    pub async fn commit(&mut self) -> Result<(), Failure> {
+        if let (Some(sink), Some(milestone), false) = (&mut self.sink, &self.milestone, self.torn) {
+            sink.commit(milestone).await?;
+        }
+        Ok(())
+    }
+
+    /// Sees through what is in flight, until the deadline.
+    pub async fn drain(&mut self, deadline: Instant) {
+        match tokio::time::timeout_at(deadline, self.commit()).await {
+            Ok(Err(failure)) => tracing::warn!("what was enqueued last is not committed and comes again: {failure:?}"),
+            Err(_) => {}
+            Ok(Ok(())) => {
+                // What is torn is taken back, and need not be waited for.
+                if let Some(sink) = self.sink.as_mut().filter(|sink| !sink.transacts()) {
+                    sink.drain(deadline).await;
+                }
+            }
+        }
+    }
+
     fn pick(&mut self, chunk: &Chunk, matched: &mut [bool]) -> Picked {
-        if self.selection.is_none() && self.known.is_none() {
+        if self.selection.is_none() && self.known.is_none() && self.within.is_none() {
             matched.fill(true);
             return Picked::All;
         }
         self.picked.clear();
         let known = self.known.as_ref();
         for (index, event) in chunk.events().iter().enumerate() {
+            // Counted before it is selected, as it was when it was delivered.
+            let had = self.within.as_mut().is_some_and(|within| within.has(&chunk.commit(event).id));
             if !self.selection.is_none_or(|selection| selection.wants(chunk, event)) {
                 continue;
             }
             if let Some(matched) = matched.get_mut(index) {
                 *matched = true;
             }
-            if !known.is_some_and(|known| known.has(&chunk.commit(event).id)) {
+            let commit = chunk.commit(event).id;
+            if !had && !known.is_some_and(|known| known.has(&commit)) {
                 self.picked.push(index as u32);
             }
         }
@@ -255,14 +304,19 @@ impl Publisher<'_> {
         if known.is_some_and(beyond) {
             self.known = None;
         }
+        // The piece is of the first commit that comes; another one is beyond it.
+        let last = chunk.events().last().map(|event| chunk.commit(event).id);
+        self.within.take_if(|within| within.events == 0 || last.is_some_and(|last| !within.is_of(&last)));
         Picked::Some
     }
 
     /// `None` when it was stopped while the window was full.
-    async fn admit(&mut self, count: usize, weight: usize) -> Option<Receipt> {
+    async fn admit(&mut self, count: usize, weight: usize) -> Result<Option<Receipt>, Failure> {
         if let Some(receipt) = self.account.window.try_admit(count, weight) {
-            return Some(receipt);
+            return Ok(Some(receipt));
         }
+        // What is in an open transaction gives no room before it is committed.
+        self.commit().await?;
         let status = &self.account.status;
         status.holds_back(true);
         let admitted = tokio::select! {
@@ -270,7 +324,7 @@ impl Publisher<'_> {
             () = self.account.until_stopped() => None,
         };
         status.holds_back(false);
-        admitted
+        Ok(admitted)
     }
 
     /// The usual way, which costs neither a future nor an await; says whether it was open.

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::event::Chunk;
+use crate::failpoints;
 use crate::failure::{ExitCode, Failure};
 use crate::pipeline::Stop;
 use crate::position::Position;
@@ -128,12 +129,20 @@ fn alarm_failure(raised: Result<Result<(), crate::source::SourceFailure>, tokio:
 /// Waits for what is in flight until the deadline; what is unacknowledged then is not confirmed and comes again.
 async fn drain(publishers: &mut [Publisher<'_>], deadline: Instant) {
     let taking_part = publishers.iter_mut().filter(|publisher| !publisher.account.is_stopped());
-    join_all(taking_part.filter_map(|publisher| publisher.sink.as_mut()).map(|sink| sink.drain(deadline))).await;
+    join_all(taking_part.map(|publisher| publisher.drain(deadline))).await;
 }
 
 /// Gives up what is still queued.
 async fn abandon(publishers: Vec<Publisher<'_>>) {
     join_all(publishers.into_iter().filter_map(|publisher| publisher.sink).map(Sink::abandon)).await;
+}
+
+/// Never, where there is no such moment.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Confirms to the source what all publishers have passed.
@@ -184,8 +193,13 @@ impl Follower<'_> {
 
     fn confirm(&self) {
         if let Some(position) = self.lowest(|account| !account.is_let_go()) {
+            // One that was not told is told with the next.
+            if failpoints::reach("confirming").is_err() {
+                return;
+            }
             self.status.confirmed(&position);
             self.confirmer.confirm(&position);
+            let _ = failpoints::reach("confirmed");
         }
     }
 
@@ -231,6 +245,28 @@ impl Pump<'_, '_> {
         room
     }
 
+    /// When the next transaction of a publisher is to be committed.
+    fn due(&self) -> Option<Instant> {
+        self.publishers.iter().filter(|publisher| !publisher.account.is_stopped()).filter_map(Publisher::due).min()
+    }
+
+    /// Commits the transactions whose time has come.
+    async fn commit(&mut self) -> Result<(), Failure> {
+        let lone = self.publishers.len() == 1;
+        let now = Instant::now();
+        for publisher in self.publishers.iter_mut().filter(|publisher| publisher.due().is_some_and(|due| due <= now)) {
+            match publisher.commit().await {
+                Ok(()) => {}
+                Err(failure) if lone => return Err(failure),
+                Err(failure) => {
+                    publisher.gone = true;
+                    publisher.account.fail(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn step(&mut self, reader: &mut Reader, chunk: &mut Chunk) -> Result<(), Failure> {
         if self.publishers.iter().all(|publisher| publisher.gone) {
             // Nothing of what follows is wanted in this generation.
@@ -244,7 +280,16 @@ impl Pump<'_, '_> {
                 None => return std::future::pending().await,
             },
         };
-        reader.next(chunk, room).await?;
+        {
+            let mut next = std::pin::pin!(reader.next(chunk, room));
+            loop {
+                tokio::select! {
+                    read = &mut next => break read?,
+                    () = until(self.due()) => self.commit().await?,
+                }
+            }
+        }
+        failpoints::reach("decoded")?;
         self.status.read(chunk);
         let lone = self.publishers.len() == 1;
         let selective = self.publishers.iter().all(|publisher| publisher.selection.is_some() && !publisher.gone);

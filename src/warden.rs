@@ -16,6 +16,7 @@ use tokio::time::MissedTickBehavior;
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNote, PublisherNotes, Standing};
 use crate::config::{Capture, DeadLetter, PipelineSettings, PublisherSettings, SourceSettings};
+use crate::failpoints;
 use crate::failure::{Failure, Halt};
 use crate::position::Position;
 use crate::publisher::Account;
@@ -51,6 +52,8 @@ struct Remembered {
     failed: Option<Halt>,
     /// A history, and how far it had come in it.
     passed: Option<(String, Position)>,
+    /// Where the source was last told to go on, since more was delivered than it knew.
+    sent_on: Option<String>,
 }
 
 impl Memory {
@@ -75,6 +78,11 @@ impl Memory {
     /// How far it had come when its last generation ended, in the history that this is of.
     pub fn passed(&self, lineage: &str) -> Option<Position> {
         self.inner().passed.clone().filter(|(of, _)| of == lineage).map(|(_, position)| position)
+    }
+
+    /// Whether the source was not told to go on there already; it is told once, and then read as it comes.
+    pub fn sends_on(&self, position: &str) -> bool {
+        self.inner().sent_on.replace(position.to_owned()).as_deref() != Some(position)
     }
 
     fn next_pause(&self) -> Duration {
@@ -334,7 +342,12 @@ impl Warden<'_> {
             return;
         }
         self.take_stock();
-        match self.write().await {
+        let stored = async {
+            failpoints::reach("storing")?;
+            self.write().await?;
+            Ok::<_, SourceFailure>(failpoints::reach("stored")?)
+        };
+        match stored.await {
             Ok(()) => self.noted = events,
             Err(failure) => {
                 tracing::warn!(

@@ -4,6 +4,7 @@
 //! Whatever holds it, it is this one document, with the version of its form: a newer outboxd reads older ones, an
 //! older one refuses what it does not know.
 
+pub mod compacted;
 mod file;
 mod kafka;
 pub mod publishers;

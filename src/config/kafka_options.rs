@@ -301,7 +301,7 @@ fn refusal(key: &str, value: &str, window: &WindowSettings) -> Option<Refusal> {
             return Some(Refusal { why, for_good: true });
         }
         "transactional.id" => {
-            let why = "transactions belong to exactly-once delivery, which is not available yet".into();
+            let why = "--delivery exactly-once chooses it, by the pipeline's name".into();
             return Some(Refusal { why, for_good: true });
         }
         _ => None,

@@ -34,10 +34,10 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings,
-    Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings, PublisherSettings,
-    RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName,
-    TopicCreation, WindowSettings,
+    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, Delivery, HttpSettings, KafkaSettings, MongoSettings,
+    MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings,
+    PublisherSettings, RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start,
+    TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -372,7 +372,7 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_WORKER_ID", value_name = "NAME", help_heading = "Polling")]
     pub worker_id: Option<String>,
 
-    /// Promise made to consumers
+    /// Promise made to consumers: `at-least-once`, or `exactly-once` for those that read Kafka with read_committed
     #[arg(
         long,
         env = "OUTBOXD_DELIVERY",

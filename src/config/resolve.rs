@@ -12,8 +12,8 @@ use super::resolve_publisher::Layer;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
-    Admin, Brokers, Capture, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings, SourceSettings,
-    TopicCreation, WindowSettings,
+    Admin, Brokers, Capture, Delivery, KafkaSettings, PipelineSettings, ProcessSettings, RouteSettings, Settings,
+    SourceSettings, TopicCreation, WindowSettings,
 };
 use super::values::{Assignment, ByteSize, Span};
 use crate::route::layout::{Layout, Role};
@@ -166,7 +166,7 @@ pub(super) struct Resolver {
     pub(super) table: Option<String>,
     /// The publisher whose table is looked at.
     pub(super) publisher: Option<String>,
-    without_sink: bool,
+    pub(super) without_sink: bool,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -189,10 +189,6 @@ impl Resolver {
         }
     }
 
-    fn not_yet(&mut self, key: &str, what: &str) {
-        self.problem(key, format!("{what} is not available yet"));
-    }
-
     /// A free text's value, following a reference. Empty means nothing was said.
     pub(super) fn text(&mut self, key: &str, said: Option<String>) -> Option<String> {
         match Secret::from(said?).reveal() {
@@ -209,11 +205,11 @@ impl Resolver {
         said: PipelineOptions,
         publishers: Vec<PublisherTable>,
     ) -> Option<PipelineSettings> {
-        self.unavailable(&said);
         let mut route = self.route(&said);
         let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
         let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
         let name = self.text("name", said.name.clone());
+        let exactly_once = said.delivery.as_deref() == Some("exactly-once");
         let source = self.source(
             said.source.clone(),
             SourceOptions {
@@ -261,6 +257,10 @@ impl Resolver {
             }
         };
         let source = source?;
+        let capture = capture?;
+        if exactly_once {
+            self.exactly_once(said.snapshot, &source, &capture, publishers.len());
+        }
         if let SourceSettings::Mongo(_) = source {
             documents_names(&mut route);
         }
@@ -268,7 +268,7 @@ impl Resolver {
         Some(PipelineSettings {
             name,
             source,
-            capture: capture?,
+            capture,
             route,
             kafka: kafka?,
             publishers: publishers.into_iter().collect::<Option<_>>()?,
@@ -280,13 +280,34 @@ impl Resolver {
         })
     }
 
-    /// Words of the contract whose time has not come, and words that are none.
-    fn unavailable(&mut self, said: &PipelineOptions) {
-        let word = |option: &Option<String>| option.clone().unwrap_or_default();
-        match word(&said.delivery).as_str() {
-            "at-least-once" => {}
-            "exactly-once" => self.not_yet("delivery", "exactly-once delivery"),
-            other => self.problem("delivery", format!("`{other}` is not a promise; there is `at-least-once`")),
+    pub(super) fn delivery(&mut self, said: Option<String>) -> Delivery {
+        match said.as_deref() {
+            None | Some("at-least-once") => Delivery::AtLeastOnce,
+            Some("exactly-once") => Delivery::ExactlyOnce,
+            Some(other) => {
+                let what = format!("`{other}` is not a promise; there are `at-least-once` and `exactly-once`");
+                self.problem("delivery", what);
+                Delivery::AtLeastOnce
+            }
+        }
+    }
+
+    /// What exactly-once cannot be promised of.
+    fn exactly_once(&mut self, snapshot: Option<Snapshot>, source: &SourceSettings, capture: &Capture, publishers: usize) {
+        if matches!(capture, Capture::Poll(_)) {
+            let what = "exactly-once needs a log or an event store to go back in: a row's status and Kafka's transaction \
+                        cannot be committed as one; poll with at-least-once, or read the log";
+            self.problem("delivery", what);
+        }
+        if snapshot == Some(Snapshot::Existing) {
+            let what = "exactly-once cannot be promised of `--snapshot existing`, which begins anew after a crash: deliver \
+                        what is there with at-least-once first";
+            self.problem("delivery", what);
+        }
+        if publishers > 1 && matches!(source, SourceSettings::Mongo(_)) {
+            let what = "exactly-once from MongoDB takes a stream for each publisher: give them \
+                        `isolation = \"own-position\"`";
+            self.problem("delivery", what);
         }
     }
 

@@ -8,8 +8,8 @@ use super::problem::Problem;
 use super::resolve::{KafkaOptions, Resolver, documents_names};
 use super::resolve_sink::{HttpOptions, RabbitOptions, SinkOptions};
 use super::settings::{
-    CheckpointPlace, DeadLetter, PipelineSettings, PublisherSettings, RouteSettings, SelectionSettings, SinkSettings,
-    SourceSettings, TableName,
+    Brokers, CheckpointPlace, DeadLetter, Delivery, KafkaSettings, PipelineSettings, PublisherSettings, RouteSettings,
+    SelectionSettings, SinkSettings, SourceSettings, TableName,
 };
 use super::values::{Assignment, ByteSize};
 
@@ -177,6 +177,18 @@ impl Resolver {
             create_topics: said.create_topics,
         };
         let kafka = self.kafka(kafka, needed, &window);
+        let delivery = self.delivery(said.delivery);
+        if delivery == Delivery::ExactlyOnce && sink.as_ref().is_some_and(|sink| !matches!(sink, SinkSettings::Kafka)) {
+            self.problem(
+                "delivery",
+                "exactly-once is for Kafka, which has transactions; other sinks get at-least-once",
+            );
+        }
+        if let (Delivery::ExactlyOnce, Some(KafkaSettings { brokers: Brokers::Embedded, .. }), false) =
+            (delivery, &kafka, self.without_sink)
+        {
+            self.problem("delivery", "exactly-once needs a real cluster: the embedded broker keeps no transactions");
+        }
         let max_retained = said.max_retained.map(|ByteSize(bytes)| bytes as u64);
         let source = source?;
         if max_retained.is_some() && !matches!(source, SourceSettings::Postgres(_)) {
@@ -202,6 +214,7 @@ impl Resolver {
             sink: sink?,
             kafka: kafka?,
             dead_letter,
+            delivery,
             source: Arc::new(source.clone()),
             window,
             max_retained,

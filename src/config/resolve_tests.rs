@@ -83,7 +83,7 @@ fn every_problem_is_reported_at_once() {
             options.source = None;
             options.brokers = None;
             options.capture = Some("guess".to_owned());
-            options.delivery = Some("exactly-once".to_owned());
+            options.delivery = Some("twice".to_owned());
             options.max_in_flight = Some(0);
             options.kafka = vec!["acks=1".parse().unwrap()];
         })
@@ -92,7 +92,7 @@ fn every_problem_is_reported_at_once() {
     for part in ["7 problems", "--admin:", "SOURCE:", "--brokers:", "--capture: `guess` is not a way"] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
-    for part in ["--delivery: exactly-once delivery is not", "--max-in-flight:", "--kafka: request."] {
+    for part in ["--delivery: `twice` is not a promise", "--max-in-flight:", "--kafka: request."] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
 }
@@ -155,7 +155,7 @@ fn what_another_database_has_is_refused() {
 }
 
 #[test]
-fn words_of_later_versions_say_so() {
+fn words_that_are_none_say_so() {
     let set = |key: &str, value: &str| {
         let value = Some(value.to_owned());
         problem(|options| match key {
@@ -164,7 +164,7 @@ fn words_of_later_versions_say_so() {
             _ => options.delivery = value,
         })
     };
-    assert!(set("delivery", "exactly-once").ends_with("is not available yet"));
+    assert!(set("delivery", "once").contains("is not a promise"));
     assert!(set("sink", "kafak").contains("is not a sink"));
     let without_brokers = problem(|options| (options.sink, options.brokers) = (Some("kafak".into()), None));
     assert!(without_brokers.contains("is not a sink"), "what it needs is not known: {without_brokers}");
@@ -438,4 +438,24 @@ fn a_publishers_mistake_is_told_with_its_name() {
         ],
         "{problems}"
     );
+}
+
+#[test]
+fn exactly_once_is_refused_where_it_cannot_be_kept() {
+    let refused = |change: fn(&mut PipelineOptions)| {
+        problem(|options| {
+            options.delivery = Some("exactly-once".to_owned());
+            change(options);
+        })
+    };
+    let status = refused(|options| options.capture = Some("poll".to_owned()));
+    assert!(status.contains("cannot be committed as one"), "{status}");
+    let snapshot = refused(|options| options.snapshot = Some(Snapshot::Existing));
+    assert!(snapshot.contains("begins anew after a crash"), "{snapshot}");
+    let web = refused(|options| {
+        (options.brokers, options.sink) = (None, Some("https://events.internal/".into()));
+    });
+    assert!(web.contains("is for Kafka"), "{web}");
+    let embedded = refused(|options| options.brokers = Some("embedded".to_owned()));
+    assert!(embedded.contains("keeps no transactions"), "{embedded}");
 }

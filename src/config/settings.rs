@@ -79,11 +79,21 @@ pub struct PublisherSettings {
     /// Of the sink, or of dead letters.
     pub kafka: KafkaSettings,
     pub dead_letter: DeadLetter,
+    pub delivery: Delivery,
     /// The pipeline's source, for dead letters that are kept there.
     pub source: Arc<SourceSettings>,
     pub window: WindowSettings,
     /// `None`: however much log it keeps, it is kept.
     pub max_retained: Option<u64>,
+}
+
+/// What is promised to consumers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delivery {
+    #[default]
+    AtLeastOnce,
+    /// Under `read_committed`.
+    ExactlyOnce,
 }
 
 /// Which events are wanted, as the user said it. What is empty chooses nothing.

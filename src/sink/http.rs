@@ -259,7 +259,7 @@ fn headers(settings: &HttpSettings) -> Result<HeaderMap, SinkFailure> {
         let value = HeaderValue::try_from(text);
         let mut value = value.map_err(|_| not_ready(format!("{of} cannot be a header's value"), "correct it"))?;
         value.set_sensitive(true);
-        Ok(value)
+        Ok::<_, SinkFailure>(value)
     };
     if let Some(token) = &settings.token {
         headers.insert(AUTHORIZATION, secret(format!("Bearer {}", reveal(token)?), "--http-token")?);

@@ -16,12 +16,15 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
-use crate::config::{Brokers, DeadLetter, PublisherSettings, SinkSettings};
+use crate::config::{Brokers, DeadLetter, Delivery, PublisherSettings, SinkSettings};
+use crate::failpoints::Injected;
+use crate::milestone::Milestone;
 use crate::preflight::Finding;
 use crate::route::{Plan, Record};
 use crate::source::poll::ledger::Ledger;
 use crate::status::PublisherStatus;
 use http::{HttpCourier, HttpMemory};
+use kafka::transactions::{Identity, Reached};
 use lanes::{Lanes, Parcel};
 use office::Office;
 use rabbitmq::{Link, RabbitCourier, RabbitMemory};
@@ -41,6 +44,12 @@ pub enum SinkFailure {
     /// A record that can neither be delivered nor parked.
     #[error("{what}")]
     Undeliverable { what: String, remedy: String },
+}
+
+impl From<Injected> for SinkFailure {
+    fn from(injected: Injected) -> Self {
+        SinkFailure::Transient { what: injected.to_string() }
+    }
 }
 
 /// What became of a record that was handed to a sink.
@@ -112,7 +121,9 @@ impl Sink {
         window: &Arc<AckWindow>,
         owner: &Owner<'_>,
     ) -> Result<Self, SinkFailure> {
-        Self::with_office(Office::returning(), settings, memory, window, owner)
+        // Whoever replays is not the pipeline's leader, and must not fence it off.
+        let settings = PublisherSettings { delivery: Delivery::AtLeastOnce, ..settings.clone() };
+        Self::with_office(Office::returning(), &settings, memory, window, owner)
     }
 
     fn with_office(
@@ -125,7 +136,11 @@ impl Sink {
         let office = Arc::new(office);
         let kind = match &settings.sink {
             SinkSettings::Kafka => {
-                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window)?))
+                let exactly_once = (settings.delivery == Delivery::ExactlyOnce).then(|| {
+                    let publisher = (settings.name != owner.pipeline).then(|| settings.name.clone());
+                    (Identity { pipeline: owner.pipeline.to_owned(), publisher }, settings.window)
+                });
+                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window, exactly_once)?))
             }
             SinkSettings::Http(http) => {
                 let courier = HttpCourier::new(http, &memory.http)?;
@@ -155,6 +170,44 @@ impl Sink {
             }
             // Whether they take anything is known with the first record.
             Kind::Lanes(_) | Kind::Stdout(_) | Kind::Statistics(_) => self.office.ready().await,
+        }
+    }
+
+    /// Whether records become visible by transactions, which have to be committed.
+    pub fn transacts(&self) -> bool {
+        matches!(&self.kind, Kind::Kafka(sink) if sink.transacts())
+    }
+
+    /// Keeps earlier instances from delivering anything more, and tells how far they came, where that is kept beside the
+    /// records. To be called when the source is held.
+    pub async fn enter(&mut self, lineage: &str) -> Result<Option<Reached>, SinkFailure> {
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.enter(lineage).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// When what was enqueued is to be committed.
+    pub fn due(&self) -> Option<Instant> {
+        match &self.kind {
+            Kind::Kafka(sink) => sink.due(),
+            _ => None,
+        }
+    }
+
+    /// Whether it is to be committed after a chunk.
+    pub fn is_due(&mut self, catching_up: bool) -> bool {
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.is_due(catching_up),
+            _ => false,
+        }
+    }
+
+    /// Commits what was enqueued; the milestone lies behind all of it. May be cancelled and called again.
+    pub async fn commit(&mut self, milestone: &Milestone) -> Result<(), SinkFailure> {
+        match &mut self.kind {
+            Kind::Kafka(sink) => sink.commit(&self.window, milestone).await,
+            _ => Ok(()),
         }
     }
 

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::{Capture, PipelineSettings, SourceSettings};
 use crate::event::{Chunk, Projection};
+use crate::failpoints::Injected;
 use crate::position::Position;
 use crate::preflight::Finding;
 use poll::Room;
@@ -47,6 +48,12 @@ pub enum SourceFailure {
     /// Bytes that this program cannot read. Never skipped.
     #[error("{what}")]
     Undecodable { what: String, remedy: String },
+}
+
+impl From<Injected> for SourceFailure {
+    fn from(injected: Injected) -> Self {
+        SourceFailure::transient(injected.to_string())
+    }
 }
 
 impl SourceFailure {
@@ -185,6 +192,19 @@ impl Memory {
         match self {
             Memory::Poll(memory) => Some(&memory.ledger),
             _ => None,
+        }
+    }
+}
+
+impl Memory {
+    /// Remembers a position that was reached before this process, beyond what the source was told. It is where the source is
+    /// opened next, unless it turns out that the server never had it. Nothing is remembered of another server's history.
+    pub fn reached(&self, lineage: &str, position: &Position) -> bool {
+        match (self, position) {
+            (Memory::Postgres(memory), Position::Postgres(lsn)) => memory.reached(lineage, *lsn),
+            (Memory::MySql(memory), Position::Binlog(position)) => memory.reached(position),
+            (Memory::Mongo(memory), Position::Mongo(position)) => memory.reached(position),
+            _ => false,
         }
     }
 }

@@ -100,6 +100,9 @@ impl PrivateKafka {
              auto.create.topics.enable=false\n\
              offsets.topic.replication.factor=1\n\
              offsets.topic.num.partitions=1\n\
+             transaction.state.log.replication.factor=1\n\
+             transaction.state.log.min.isr=1\n\
+             transaction.state.log.num.partitions=1\n\
              num.network.threads=2\n\
              num.io.threads=2\n\
              log.cleaner.dedupe.buffer.size=8388608\n",

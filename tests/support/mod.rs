@@ -36,7 +36,7 @@ pub use mysql::{MySqlDatabase, MySqlFlavor, PrivateMySql, mysql_session};
 pub use outbox::{LogPosition, Outbox, OutboxWriter, PrivateServer, Source};
 pub use polled::{Arrived, Form, Polled};
 pub use postgres::{PrivatePostgres, StopMode};
-pub use proxy::Proxy;
+pub use proxy::{Fault, Proxy};
 pub use queue::{Exchange, Message, Queue};
 pub use rabbitmq::PrivateRabbit;
 pub use relay::Relay;

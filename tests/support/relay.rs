@@ -49,11 +49,16 @@ impl Relay {
 
     /// Any command line; the admin address is a free port unless one is named.
     pub fn spawn(arguments: &[&str]) -> Self {
+        Self::spawn_with(&[], arguments)
+    }
+
+    /// With these variables in its environment.
+    pub fn spawn_with(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the log");
         let log = folder.path().join("stderr");
         let stderr = File::create(&log).expect("a file for the log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_outboxd"));
-        command.args(arguments).args(["--log-format", "text"]);
+        command.envs(environment.iter().copied()).args(arguments).args(["--log-format", "text"]);
         if !arguments.contains(&"--admin") {
             command.args(["--admin", "127.0.0.1:0"]);
         }

@@ -1,12 +1,13 @@
 //! Topics of their own, and reading them whole.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{Consumer as _, StreamConsumer};
-use rdkafka::message::{Headers as _, Message as _};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::{PATIENCE, eventually, unique, variable};
@@ -65,10 +66,19 @@ impl Topic {
 
     /// Reads all partitions from their beginning.
     pub fn reader(&self) -> TopicReader {
+        let consumer = self.consumer(&HashMap::new());
+        let topic = Topic { name: self.name.clone(), brokers: self.brokers.clone(), partitions: self.partitions };
+        TopicReader { consumer, topic, next: HashMap::new() }
+    }
+
+    /// Reads what is committed of all partitions from these offsets, or from their beginning, and tells their ends.
+    fn consumer(&self, from: &HashMap<i32, i64>) -> StreamConsumer {
         let consumer: StreamConsumer = ClientConfig::new()
             .set("bootstrap.servers", &self.brokers)
             .set("group.id", &self.name)
             .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            .set("isolation.level", "read_committed")
             .set("auto.offset.reset", "earliest")
             .set("fetch.wait.max.ms", "50")
             .set("reconnect.backoff.max.ms", "500")
@@ -77,10 +87,11 @@ impl Topic {
             .expect("a consumer is made");
         let mut all = TopicPartitionList::new();
         for partition in 0..self.partitions {
-            all.add_partition_offset(&self.name, partition, Offset::Beginning).expect("the beginning is an offset");
+            let offset = from.get(&partition).map_or(Offset::Beginning, |offset| Offset::Offset(*offset));
+            all.add_partition_offset(&self.name, partition, offset).expect("it is an offset");
         }
         consumer.assign(&all).expect("partitions are assigned");
-        TopicReader { consumer, topic: self.name.clone(), partitions: self.partitions, next: HashMap::new() }
+        consumer
     }
 }
 
@@ -96,6 +107,21 @@ pub struct Record {
 }
 
 impl Record {
+    fn of(message: &BorrowedMessage<'_>) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let headers = message.headers().into_iter().flat_map(|headers| headers.iter());
+        Record {
+            key: message.key().map(text),
+            value: message.payload().map(text),
+            headers: headers
+                .map(|header| (header.key.to_owned(), header.value.map_or_else(String::new, text)))
+                .collect(),
+            partition: message.partition(),
+            offset: message.offset(),
+            timestamp: message.timestamp().to_millis().unwrap_or(-1),
+        }
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
     }
@@ -109,8 +135,7 @@ impl Record {
 /// An ordinary consumer of the whole topic.
 pub struct TopicReader {
     consumer: StreamConsumer,
-    topic: String,
-    partitions: i32,
+    topic: Topic,
     /// The offset after the last record read, by partition.
     next: HashMap<i32, i64>,
 }
@@ -122,18 +147,7 @@ impl TopicReader {
         loop {
             let Ok(message) = tokio::time::timeout_at(deadline, self.consumer.recv()).await.ok()? else { continue };
             self.next.insert(message.partition(), message.offset() + 1);
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let headers = message.headers().into_iter().flat_map(|headers| headers.iter());
-            return Some(Record {
-                key: message.key().map(text),
-                value: message.payload().map(text),
-                headers: headers
-                    .map(|header| (header.key.to_owned(), header.value.map_or_else(String::new, text)))
-                    .collect(),
-                partition: message.partition(),
-                offset: message.offset(),
-                timestamp: message.timestamp().to_millis().unwrap_or(-1),
-            });
+            return Some(Record::of(&message));
         }
     }
 
@@ -155,25 +169,27 @@ impl TopicReader {
     }
 
     pub async fn take(&mut self, count: usize) -> Vec<Record> {
-        self.until(PATIENCE, &format!("{count} records of {}", self.topic), |records| records.len() >= count).await
+        self.until(PATIENCE, &format!("{count} records of {}", self.topic.name), |records| records.len() >= count).await
     }
 
-    /// What is left up to the ends that the partitions have now.
+    /// What is left up to the ends that the partitions have now. Marks of transactions have offsets too, so that the last
+    /// record may lie before the end: it is reached when a consumer that begins now says so.
     pub async fn rest(&mut self) -> Vec<Record> {
-        let mut ends = Vec::new();
-        for partition in 0..self.partitions {
-            let (_, end) = self
-                .consumer
-                .fetch_watermarks(&self.topic, partition, PATIENCE)
-                .unwrap_or_else(|error| panic!("the end of partition {partition}: {error}"));
-            ends.push((partition, end));
+        let consumer = self.topic.consumer(&self.next);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let (mut records, mut ended) = (Vec::new(), HashSet::new());
+        while (ended.len() as i32) < self.topic.partitions {
+            let next = tokio::time::timeout_at(deadline, consumer.recv()).await;
+            match next.unwrap_or_else(|_| panic!("{} was not read to its end", self.topic.name)) {
+                Ok(message) => {
+                    self.next.insert(message.partition(), message.offset() + 1);
+                    records.push(Record::of(&message));
+                }
+                Err(KafkaError::PartitionEOF(partition)) => drop(ended.insert(partition)),
+                Err(_) => {}
+            }
         }
-        let begin = Instant::now();
-        let mut records = Vec::new();
-        while ends.iter().any(|(partition, end)| self.next.get(partition).copied().unwrap_or(0) < *end) {
-            assert!(begin.elapsed() < PATIENCE, "{} was not read to its end", self.topic);
-            records.extend(self.next(Duration::from_secs(1)).await);
-        }
+        self.consumer = self.topic.consumer(&self.next);
         records
     }
 }

@@ -13,6 +13,7 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 
 use super::KafkaMemory;
 use crate::ack_window::{AckWindow, Receipt};
+use crate::failpoints;
 use crate::route::Record;
 use crate::sink::SinkFailure;
 
@@ -55,12 +56,15 @@ pub struct ReceiptContext {
     memory: Arc<KafkaMemory>,
     /// Whether the one record in flight is a suspect on trial.
     alone: AtomicBool,
+    /// Receipts wait for the commit of their transaction.
+    transactional: bool,
     failed: AtomicBool,
 }
 
 impl ReceiptContext {
-    pub fn new(window: Arc<AckWindow>, memory: Arc<KafkaMemory>) -> Self {
-        ReceiptContext { window, memory, alone: AtomicBool::new(false), failed: AtomicBool::new(false) }
+    pub fn new(window: Arc<AckWindow>, memory: Arc<KafkaMemory>, transactional: bool) -> Self {
+        let (alone, failed) = (AtomicBool::new(false), AtomicBool::new(false));
+        ReceiptContext { window, memory, alone, transactional, failed }
     }
 
     pub fn set_alone(&self, alone: bool) {
@@ -69,6 +73,11 @@ impl ReceiptContext {
 
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// Nobody waits for this producer any more.
+    pub fn give_up(&self) {
+        self.failed.store(true, Ordering::Release);
     }
 
     fn fail(&self, failure: SinkFailure) {
@@ -118,7 +127,11 @@ impl ProducerContext for ReceiptContext {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, receipt: usize) {
+        if let Err(injected) = failpoints::reach("acknowledged") {
+            return self.fail(injected.into());
+        }
         match result {
+            Ok(_) if self.transactional => {}
             Ok(_) => self.window.resolve(Receipt(receipt)),
             Err((error, message)) => self.undelivered(error, message),
         }

@@ -14,6 +14,7 @@ mod flusher;
 pub mod preflight;
 mod produce;
 mod topics;
+pub mod transactions;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,13 +28,15 @@ use rdkafka::producer::{Producer, ThreadedProducer};
 use tokio::time::Instant;
 
 use crate::ack_window::{AckWindow, Receipt};
-use crate::config::{Brokers, KafkaOption, KafkaSettings};
+use crate::config::{Brokers, KafkaOption, KafkaSettings, WindowSettings};
+use crate::milestone::Milestone;
 use crate::route::Record;
 use crate::sink::{Enqueued, SinkFailure};
 use context::{Fingerprint, ReceiptContext};
 use flusher::Flusher;
 use produce::Topic;
 use topics::{TopicLimits, TopicState};
+use transactions::{Identity, Reached, Transactions};
 
 /// Largest batch, unless a topic takes less.
 const BATCH_BYTES: usize = 1_000_000;
@@ -82,6 +85,8 @@ pub struct KafkaSink {
     /// The last topic enqueued to, so that a run of one topic costs no look-up.
     current: Option<CurrentTopic>,
     batch_bytes: usize,
+    /// `None`: at least once.
+    transactions: Option<Transactions>,
 }
 
 struct CurrentTopic {
@@ -96,6 +101,7 @@ impl KafkaSink {
         settings: &KafkaSettings,
         memory: &Arc<KafkaMemory>,
         window: &Arc<AckWindow>,
+        exactly_once: Option<(Identity, WindowSettings)>,
     ) -> Result<Self, SinkFailure> {
         let batch_bytes = memory.learnt().batch_bytes.unwrap_or(BATCH_BYTES);
         let mut config = ClientConfig::new();
@@ -120,12 +126,22 @@ impl KafkaSink {
             .set("reconnect.backoff.max.ms", "2000")
             .set("socket.keepalive.enable", "true")
             .set_log_level(RDKafkaLogLevel::Warning);
+        if let Some((identity, _)) = &exactly_once {
+            let timeout = transactions::TIMEOUT.as_millis().to_string();
+            // A record may not outlive its transaction; the source is read again from the last one that was committed.
+            config.set("transactional.id", identity.transactional_id());
+            config.set("transaction.timeout.ms", &timeout).set("message.timeout.ms", &timeout);
+        }
         apply(settings, &mut config)?;
-        let context = ReceiptContext::new(window.clone(), memory.clone());
+        let context = ReceiptContext::new(window.clone(), memory.clone(), exactly_once.is_some());
         let producer = ThreadedProducer::from_config_and_context(&config, context).map_err(not_creatable)?;
         let producer = Arc::new(producer);
         let chosen = settings.options.iter().any(|option| option.key == "queue.buffering.max.ms");
         let flusher = Flusher::start(producer.clone())?;
+        let transactions = match exactly_once {
+            Some((identity, limits)) => Some(Transactions::new(identity, client_config(settings)?, limits)),
+            None => None,
+        };
         Ok(KafkaSink {
             producer,
             flusher,
@@ -134,6 +150,7 @@ impl KafkaSink {
             memory: memory.clone(),
             current: None,
             batch_bytes,
+            transactions,
         })
     }
 
@@ -206,11 +223,49 @@ impl KafkaSink {
                 return Ok(Enqueued::Suspect);
             }
         }
-        send(handle, record, receipt)
+        if let Some(transactions) = &mut self.transactions {
+            transactions.begin(&self.producer)?;
+        }
+        let sent = send(handle, record, receipt)?;
+        if let (Some(transactions), Enqueued::Queued) = (&mut self.transactions, &sent) {
+            transactions.took(receipt, size);
+        }
+        Ok(sent)
+    }
+
+    /// Fences off earlier producers of the pipeline, and tells how far they came, if records go by transactions.
+    pub async fn enter(&mut self, lineage: &str) -> Result<Option<Reached>, SinkFailure> {
+        match &mut self.transactions {
+            Some(transactions) => transactions.enter(&self.producer, lineage).await,
+            None => Ok(None),
+        }
+    }
+
+    pub fn transacts(&self) -> bool {
+        self.transactions.is_some()
+    }
+
+    /// When the open transaction is to be committed.
+    pub fn due(&self) -> Option<Instant> {
+        self.transactions.as_ref()?.due()
+    }
+
+    /// Whether it is to be committed after a chunk.
+    pub fn is_due(&mut self, catching_up: bool) -> bool {
+        self.transactions.as_mut().is_some_and(|transactions| transactions.is_due(catching_up))
+    }
+
+    /// Commits the open transaction, if there is one.
+    pub async fn commit(&mut self, window: &AckWindow, milestone: &Milestone) -> Result<(), SinkFailure> {
+        match &mut self.transactions {
+            Some(transactions) => transactions.commit(&self.producer, window, milestone).await,
+            None => Ok(()),
+        }
     }
 
     pub fn hurry(&self) {
-        if self.hurries {
+        // What is in a transaction is not seen before its commit, which sends it.
+        if self.hurries && self.transactions.is_none() {
             self.flusher.flush();
         }
     }
@@ -220,11 +275,17 @@ impl KafkaSink {
     pub async fn send_alone(&mut self, record: &Record<'_>, receipt: Receipt) -> Result<Enqueued, SinkFailure> {
         self.drained().await;
         self.producer.context().set_alone(true);
+        if let Some(transactions) = &mut self.transactions {
+            transactions.begin(&self.producer)?;
+        }
         let sent = match &self.current {
             Some(CurrentTopic { name, handle, .. }) if name == record.topic => send(handle, record, receipt),
             // It was found suspect only after its topic had become the current one.
             _ => Ok(Enqueued::Unprepared),
         };
+        if let (Some(transactions), Ok(Enqueued::Queued)) = (&mut self.transactions, &sent) {
+            transactions.took(receipt, wire_size(record));
+        }
         self.drained().await;
         self.producer.context().set_alone(false);
         if matches!(sent, Ok(Enqueued::Queued)) {
@@ -269,7 +330,13 @@ impl KafkaSink {
     /// Gives up what is still queued, so that a late record cannot be appended after another instance's.
     pub async fn abandon(self) {
         // Dropping the producer purges its queue and waits for its threads.
-        let _ = tokio::task::spawn_blocking(move || drop(self)).await;
+        let gone = move || {
+            let KafkaSink { producer, transactions, .. } = self;
+            if let Some(transactions) = transactions {
+                transactions.abort(&producer);
+            }
+        };
+        let _ = tokio::task::spawn_blocking(gone).await;
     }
 }
 

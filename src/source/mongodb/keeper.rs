@@ -15,6 +15,7 @@ use super::checkpoint::Place;
 use super::lease::{Lease, RENEWAL, Renewed};
 use super::token::StreamPosition;
 use crate::checkpoint::{Checkpoint, CheckpointError, SnapshotState};
+use crate::failpoints;
 use crate::source::SourceFailure;
 
 /// How often a place outside of the source learns of progress without events.
@@ -144,7 +145,9 @@ impl Keeper {
 
     async fn write(&mut self, last: bool) -> Result<Renewed, SourceFailure> {
         let Some(position) = self.due(last) else { return Ok(Renewed::Held) };
+        failpoints::reach("storing")?;
         let renewed = self.lease.renew(Some(&self.checkpoint)).await?;
+        failpoints::reach("stored")?;
         if let Renewed::Held = renewed {
             self.stored(position);
         }

@@ -80,6 +80,12 @@ impl Default for Memory {
 }
 
 impl Memory {
+    /// Remembers what was delivered beyond what is stored.
+    pub fn reached(&self, position: &StreamPosition) -> bool {
+        self.remembered().confirmed = Some(position.clone());
+        true
+    }
+
     fn confirmed(&self) -> Option<StreamPosition> {
         self.remembered().confirmed.clone()
     }

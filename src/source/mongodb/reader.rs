@@ -24,6 +24,7 @@ use super::lease::Validity;
 use super::snapshot::SnapshotReader;
 use super::token::{ClusterTime, ResumeToken, StreamPosition};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Micros};
+use crate::failpoints;
 use crate::position::Position;
 use crate::source::{SourceFailure, SourceStats};
 
@@ -142,6 +143,7 @@ impl Reader {
         let Some(stream) = &mut self.stream else { return Ok(None) };
         match stream.next(self.stall_timeout).await {
             Ok(Some(batch)) => {
+                failpoints::reach("received")?;
                 (self.pause, self.broken_since) = (FIRST_PAUSE, None);
                 Ok(Some(batch))
             }

@@ -16,6 +16,7 @@ use super::position::BinlogPosition;
 use super::server::Server;
 use super::session::{Session, literal};
 use crate::checkpoint::{Checkpoint, SnapshotState};
+use crate::failpoints;
 use crate::source::{SourceFailure, SourceStats};
 
 /// How often the log's files are looked at.
@@ -109,11 +110,13 @@ impl Keeper {
         }
         self.checkpoint.position = confirmed.to_string();
         self.checkpoint.file = confirmed.file.to_string();
+        failpoints::reach("storing")?;
         self.place.save(&mut self.session, &self.checkpoint).await.map_err(|failure| match failure {
             // It could be written a moment ago; whether it can no longer is found out when the source is opened again.
             SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
             other => other,
         })?;
+        failpoints::reach("stored")?;
         self.memory.remembered().stored = Some(confirmed.clone());
         self.stored = confirmed;
         self.stored_at = Instant::now();

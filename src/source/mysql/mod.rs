@@ -103,6 +103,12 @@ struct Remembered {
 }
 
 impl Memory {
+    /// Remembers what was delivered beyond what is stored.
+    pub fn reached(&self, position: &BinlogPosition) -> bool {
+        self.remembered().confirmed = Some(position.clone());
+        true
+    }
+
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -22,6 +22,7 @@ use super::server_error::WireError;
 use super::snapshot::SnapshotReader;
 use super::wire::{MAX_PAYLOAD, PACKET_HEADER};
 use crate::event::Chunk;
+use crate::failpoints;
 use crate::source::SourceFailure;
 use crate::source::transport::{ReadHalf, WriteHalf};
 
@@ -156,7 +157,7 @@ impl Reader {
         let address = &self.address;
         match read {
             Ok(Ok(0)) => Err(SourceFailure::transient(format!("{address} closed the binlog connection"))),
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(_)) => Ok(failpoints::reach("received")?),
             Ok(Err(error)) => {
                 Err(SourceFailure::transient(format!("the binlog connection to {address} broke: {error}")))
             }

@@ -23,6 +23,7 @@ use super::postgres::{EVENT_STORE_LOCK, channel, try_lock};
 use super::progress::{Progress, Remembered};
 use crate::config::{PipelineSettings, PositionSettings, PostgresSettings};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
+use crate::failpoints;
 use crate::position::{EventPosition, Position};
 use crate::preflight::{Finding, Report};
 use crate::source::postgres::server_error::classify_sql;
@@ -277,6 +278,7 @@ impl Reader {
             let limit = (READ_BYTES / self.row_bytes).clamp(1, self.batch);
             let messages = self.session.simple_query(&self.statement(limit)).await;
             let messages = messages.map_err(|error| classify_sql(&error, "reading the event store"))?;
+            failpoints::reach("received")?;
             self.stats.polled();
             chunk.reset(self.projection.width());
             let has = |name: &str| self.table.columns.iter().find(|(column, _)| column == name);

@@ -14,6 +14,7 @@ use super::checkpoint::{self, Checkpoint, SnapshotState};
 use super::feedback::Progress;
 use super::slot;
 use super::sql::SqlSession;
+use crate::failpoints;
 use crate::position::Lsn;
 use crate::source::{SourceFailure, SourceStats};
 
@@ -89,6 +90,8 @@ impl Keeper {
             self.snapshot_end = None;
         }
         self.checkpoint.position = confirmed.max(self.checkpoint.position);
-        checkpoint::store(&self.session, &self.pipeline, &self.checkpoint).await
+        failpoints::reach("storing")?;
+        checkpoint::store(&self.session, &self.pipeline, &self.checkpoint).await?;
+        Ok(failpoints::reach("stored")?)
     }
 }

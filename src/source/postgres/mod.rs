@@ -71,6 +71,24 @@ impl Memory {
     fn server(&self) -> MutexGuard<'_, Option<SystemIdentity>> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// On another timeline of the same server it is still to be judged whether the position was there.
+    pub fn reached(&self, lineage: &str, position: Lsn) -> bool {
+        let identity = lineage.split_once('/').and_then(|(system, timeline)| {
+            let (system_identifier, timeline) = (system.parse().ok()?, timeline.parse().ok()?);
+            Some(SystemIdentity { system_identifier, timeline, wal_position: position })
+        });
+        let mut server = self.server();
+        let same = |now: &SystemIdentity, then: &SystemIdentity| now.system_identifier == then.system_identifier;
+        match (*server, identity) {
+            (Some(now), Some(then)) if same(&now, &then) => {
+                *server = Some(then);
+                self.confirmed.fetch_max(position.0, Ordering::AcqRel);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 pub struct Confirmer {

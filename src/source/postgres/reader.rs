@@ -27,6 +27,7 @@ use super::tables::{Bound, Column, Tables};
 use super::values::{Rendered, render_binary, render_text};
 use super::{Memory, messages};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
+use crate::failpoints;
 use crate::position::{Lsn, Position};
 use crate::source::transport::ReadHalf;
 use crate::source::{Ignored, SourceFailure, SourceStats};
@@ -229,7 +230,10 @@ impl Reader {
         self.gather(false);
         let patience = self.stall_timeout;
         match tokio::time::timeout(patience, self.read_some()).await {
-            Ok(read) => self.after_read(read),
+            Ok(read) => {
+                failpoints::reach("received")?;
+                self.after_read(read)
+            }
             Err(_) => {
                 let (address, silent) = (&self.address, patience.as_secs());
                 let what = format!("no word from {address} for {silent} s, not even to our questions");

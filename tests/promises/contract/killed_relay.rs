@@ -4,18 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::support::{Dice, MongoWriter, Outbox, OutboxWriter, PATIENCE, Source, Topic};
+use crate::support::{Delivered, Dice, MongoWriter, Outbox, OutboxWriter, PATIENCE, Source, Topic};
 
 const KEYS: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
 const WRITERS: u64 = 4;
-const KILLS: u64 = 11;
 
 promised!(killed_relay_loses_nothing_and_keeps_the_order_of_each_key to postgres, mysql, mariadb, mongodb);
 
 async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Source) {
+    survives(source, 11, &[]).await;
+}
+
+promised!(killed_relay_delivers_exactly_once to postgres, mysql, mariadb, mongodb);
+
+async fn killed_relay_delivers_exactly_once(source: Source) {
+    let delivered = survives(source, 25, &["--delivery", "exactly-once"]).await;
+    assert_eq!(delivered.duplicates, 0, "events came twice");
+}
+
+/// Kills relays with these flags under load; nothing may be lost or out of order.
+async fn survives(source: Source, kills: u64, flags: &[&str]) -> Delivered {
     let outbox = Outbox::create(source).await;
     let topic = Topic::create(4).await;
-    let mut relay = outbox.streaming(&topic, &[]).await;
+    let mut relay = outbox.streaming(&topic, flags).await;
     // Every counter has its row before writers meet in it.
     outbox.writer().await.commit(&KEYS).await;
 
@@ -31,7 +42,7 @@ async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Sour
         }));
     }
     let mut dice = Dice::seeded(3);
-    for kill in 0..KILLS {
+    for kill in 0..kills {
         // Some die while they start, some in full flow.
         if kill % 3 != 0 {
             relay.until_state("streaming").await;
@@ -42,8 +53,8 @@ async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Sour
         relay.kill();
         // Every third one dies with all that it has read unacknowledged: whoever confirms what was received would confirm
         // what is lost then.
-        let flags: &[&str] = if kill % 3 == 0 { &["--kafka", "linger.ms=60000"] } else { &[] };
-        relay = outbox.relay(&topic, flags);
+        let lingering: &[&str] = if kill % 3 == 0 { &["--kafka", "linger.ms=50000"] } else { &[] };
+        relay = outbox.relay(&topic, &[flags, lingering].concat());
     }
     done.store(true, Ordering::Relaxed);
     for writer in writers {
@@ -56,6 +67,7 @@ async fn killed_relay_loses_nothing_and_keeps_the_order_of_each_key(source: Sour
     println!("{delivered:?}");
     outbox.until_confirmed(&end, PATIENCE).await;
     relay.stop().await;
+    delivered
 }
 
 /// One to twenty events of some keys; one in five is rolled back, in another one a part.

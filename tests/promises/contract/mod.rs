@@ -17,11 +17,15 @@ macro_rules! promised {
 }
 
 mod broker_outage;
+#[cfg(feature = "failpoints")]
+mod chaos;
 mod entity_layout;
 mod event_of_many_packets;
+mod exactly_once;
 mod huge_transaction;
 mod idle_outbox;
 mod killed_relay;
+mod network;
 mod polling;
 mod polling_trouble;
 mod produce_receive;
