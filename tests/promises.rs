@@ -14,6 +14,7 @@ mod promises {
     mod dead_letters;
     mod demo;
     mod documentation;
+    mod documented_commands;
     mod event_store;
     mod fan_out;
     mod fan_out_trouble;
