@@ -19,6 +19,7 @@ macro_rules! promised {
 mod broker_outage;
 #[cfg(feature = "failpoints")]
 mod chaos;
+mod confirm;
 mod entity_layout;
 mod event_of_many_packets;
 mod exactly_once;
