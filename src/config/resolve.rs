@@ -294,7 +294,13 @@ impl Resolver {
     }
 
     /// What exactly-once cannot be promised of.
-    fn exactly_once(&mut self, snapshot: Option<Snapshot>, source: &SourceSettings, capture: &Capture, publishers: usize) {
+    fn exactly_once(
+        &mut self,
+        snapshot: Option<Snapshot>,
+        source: &SourceSettings,
+        capture: &Capture,
+        publishers: usize,
+    ) {
         if matches!(capture, Capture::Poll(_)) {
             let what = "exactly-once needs a log or an event store to go back in: a row's status and Kafka's transaction \
                         cannot be committed as one; poll with at-least-once, or read the log";

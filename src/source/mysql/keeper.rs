@@ -30,6 +30,10 @@ const BEAT: Duration = Duration::from_secs(1);
 /// A server that does not answer the beat for this long is as good as gone.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// After so long without a word the server lets a leader go that is cut off, in seconds. Longer than [`BEAT_TIMEOUT`], so
+/// that the leader knows of it before anybody else leads.
+const SILENT_LEADER: u64 = 15;
+
 pub struct Keeper {
     pub session: Session,
     pub server: Server,
@@ -151,7 +155,8 @@ pub fn lock_name(database: &str, pipeline: &str) -> String {
 pub async fn take_lock(session: &mut Session, database: &str, pipeline: &str) -> Result<(), SourceFailure> {
     let name = literal(&lock_name(database, pipeline));
     if session.query_one(&format!("SELECT GET_LOCK({name}, 0)")).await?.number(0) == 1 {
-        return Ok(());
+        // By itself the server would wait for hours for a connection of which nobody told it that it is gone.
+        return session.execute(&format!("SET SESSION wait_timeout = {SILENT_LEADER}")).await;
     }
     let holder = session.query_one(&format!("SELECT IS_USED_LOCK({name})")).await?.string(0);
     Err(SourceFailure::Held {

@@ -16,7 +16,9 @@ use crate::source::{SourceFailure, SourceStats};
 /// How often the lead is made sure of.
 const BEAT: Duration = Duration::from_secs(1);
 /// A server that does not answer for so long may have let another lead.
-const BEAT_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const BEAT_PATIENCE: Duration = Duration::from_secs(10);
+/// After so long without a word the server lets a leader go that is cut off; later than the leader knows it itself.
+pub(super) const SILENT_LEADER: Duration = Duration::from_secs(15);
 /// How often the pending rows are counted, and how far.
 const LOOK: Duration = Duration::from_secs(5);
 const MOST_COUNTED: u64 = 100_000;

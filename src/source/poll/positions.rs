@@ -19,7 +19,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::SimpleQueryMessage;
 
-use super::postgres::{EVENT_STORE_LOCK, channel, try_lock};
+use super::keeper::BEAT_PATIENCE;
+use super::postgres::{EVENT_STORE_LOCK, channel, let_go_when_silent, try_lock};
 use super::progress::{Progress, Remembered};
 use crate::config::{PipelineSettings, PositionSettings, PostgresSettings};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
@@ -78,6 +79,7 @@ impl Lead {
                 what: "another instance polls the event stores of this database".to_owned(),
             });
         }
+        let_go_when_silent(&session).await?;
         let lead = Arc::new(Lead { session });
         leads.insert(place, Arc::downgrade(&lead));
         Ok(lead)
@@ -416,6 +418,10 @@ impl Keeper {
                     return Ok(());
                 },
                 _ = beat.tick() => {
+                    let asked = self.lead.session.batch_execute("SELECT 1");
+                    let late = || SourceFailure::transient("the server does not answer while its lock is held");
+                    let answered = tokio::time::timeout(BEAT_PATIENCE, asked).await.map_err(|_| late())?;
+                    answered.map_err(|error| self.lead.session.classify(&error))?;
                     self.progress.beat().await?;
                     self.horizon().await?;
                 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, Statement};
 
+use super::keeper::SILENT_LEADER;
 use super::ledger::{Batch, Claimed, Exclusion, Ledger, Refused};
 use super::view::{MOST_KEYS, View, by_version, code, most_characters};
 use super::{Ask, Waits};
@@ -108,7 +109,7 @@ impl PgStore {
                 return Err(SourceFailure::Held { what: format!("another instance polls {name}") });
             }
         }
-        Ok(())
+        let_go_when_silent(&self.session).await
     }
 
     /// Waits until nobody polls these tables.
@@ -551,6 +552,13 @@ pub fn channel(schema: &str, table: &str) -> String {
 pub async fn try_lock(session: &SqlSession, key: i64) -> Result<bool, SourceFailure> {
     let row = session.query_one("SELECT pg_catalog.pg_try_advisory_lock($1)", &[&key]).await;
     row.map(|row| row.get(0)).map_err(|error| session.classify(&error))
+}
+
+/// Has the server let a leader go that is cut off: by itself it would wait for hours for a connection of which nobody told
+/// it that it is gone.
+pub async fn let_go_when_silent(session: &SqlSession) -> Result<(), SourceFailure> {
+    let silent = format!("SET idle_session_timeout = '{}s'", SILENT_LEADER.as_secs());
+    session.batch_execute(&silent).await.map_err(|error| session.classify(&error))
 }
 
 /// Which lock stands for a name.

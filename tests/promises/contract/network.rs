@@ -95,8 +95,7 @@ fn by_way_of(proxy: &Proxy, outbox: &Outbox) -> String {
         Source::MongoDb => {
             let (url, query) = url.split_once('?').unwrap_or((&url, ""));
             let kept: Vec<&str> = query.split('&').filter(|part| !part.starts_with("replicaSet=")).collect();
-            let quick =
-                "directConnection=true&serverSelectionTimeoutMS=3000&connectTimeoutMS=2000&socketTimeoutMS=3000";
+            let quick = "directConnection=true&serverSelectionTimeoutMS=3000&connectTimeoutMS=2000";
             format!("{url}?{}", [kept.join("&").as_str(), quick].join("&"))
         }
         _ => url,
