@@ -317,18 +317,16 @@ fn redacted(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// The definitions without defaults where those belong to the lowest layer. A variable set to nothing says nothing.
+/// The definitions without defaults where those belong to the lowest layer.
 fn layers() -> clap::Command {
     let options: Vec<_> = options_of::<PipelineOptions>().chain(options_of::<ProcessOptions>()).collect();
-    let unset = |arg: Arg| {
-        let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
-        if empty { config::options::without_environment(arg) } else { arg }
-    };
     each_subcommand(command(), &|top, subcommand| {
         let layered = LAYERED.contains(&top);
-        subcommand.mut_args(unset).mut_args(|arg| match layered && options.contains(arg.get_id()) {
-            true => arg.default_value(Resettable::Reset),
-            false => arg,
+        subcommand.mut_args(config::options::environment).mut_args(|arg| {
+            match layered && options.contains(arg.get_id()) {
+                true => arg.default_value(Resettable::Reset),
+                false => arg,
+            }
         })
     })
 }
