@@ -24,6 +24,8 @@ pub mod config;
 pub mod dead_letters;
 pub mod event;
 pub mod failure;
+#[cfg(feature = "inbox")]
+pub mod inbox;
 pub mod metrics;
 pub mod pipeline;
 pub mod position;

@@ -20,6 +20,8 @@ mod promises {
     mod fast_shutdown_is_not_blocked;
     mod http_sink;
     mod http_trouble;
+    mod inbox;
+    mod inbox_statements;
     mod init;
     mod kafka_sink;
     mod layouts;

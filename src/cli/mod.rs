@@ -79,7 +79,8 @@ when with the sink.";
 const INIT_EXAMPLES: &str = "\
 Examples:
   outboxd init postgres://owner@db/shop --dry-run
-  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox";
+  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox
+  outboxd init postgres://owner@db/billing --inbox";
 
 const DEMO_EXAMPLES: &str = "\
 Examples:
@@ -183,6 +184,9 @@ pub struct InitOptions {
     /// Give PostgreSQL's tables a trigger that wakes the poller at every commit; such commits wait for one another
     #[arg(long, help_heading = "Init")]
     pub notify: bool,
+    /// Create only what a consumer remembers events in (processed_events), in its own database, which SOURCE names here
+    #[arg(long, help_heading = "Init")]
+    pub inbox: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
