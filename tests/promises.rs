@@ -12,6 +12,7 @@ mod promises {
     mod contract;
     mod dead_letter_commands;
     mod dead_letters;
+    mod dead_letters_at_work;
     mod demo;
     mod documentation;
     mod event_store;
