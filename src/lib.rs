@@ -26,6 +26,8 @@ pub mod dead_letters;
 pub mod event;
 pub mod failpoints;
 pub mod failure;
+#[cfg(feature = "inbox")]
+pub mod inbox;
 pub mod metrics;
 pub mod milestone;
 pub mod pipeline;

@@ -92,6 +92,7 @@ pub struct Metrics {
     refusals: Family<PipelineLabel, Counter>,
     polls: Family<PipelineLabel, Counter>,
     depth: Family<PipelineLabel, Gauge>,
+    letters: Family<PipelineLabel, Gauge>,
     unmatched: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
@@ -125,6 +126,7 @@ impl Default for Metrics {
             refusals: Family::default(),
             polls: Family::default(),
             depth: Family::default(),
+            letters: Family::default(),
             unmatched: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
@@ -166,6 +168,11 @@ impl Default for Metrics {
             ("in_flight", "Events read and not yet acknowledged", &metrics.in_flight),
             ("confirmed_position", "The confirmed position (PostgreSQL: the LSN as an integer)", &metrics.confirmed),
             ("outbox_depth", "Rows of polled tables that are pending, counted up to 100,000 a table", &metrics.depth),
+            (
+                "dead_letters_waiting",
+                "Dead letters that were not replayed, counted every minute and up to 100,000",
+                &metrics.letters,
+            ),
             ("leader", "1 when this instance reads the pipeline", &metrics.leader),
             ("slot_retained_bytes", "Bytes of log that the server keeps for the slot", &metrics.retained),
         ];
@@ -227,12 +234,22 @@ impl Metrics {
             self.lag_bytes.get_or_create(&label).set(whole(bytes));
         }
         self.lag_seconds.get_or_create(&label).set(snapshot.lag_seconds);
+        let wait = |label: &PipelineLabel, letters: Option<u64>| match letters {
+            Some(letters) => {
+                self.letters.get_or_create(label).set(whole(letters));
+            }
+            None => {
+                self.letters.remove(label);
+            }
+        };
         if snapshot.publishers.is_empty() {
             self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
+            wait(&label, snapshot.letters_waiting);
         }
         for publisher in &snapshot.publishers {
             let label = PipelineLabel { publisher: Some(publisher.name.clone()), ..label.clone() };
             self.in_flight.get_or_create(&label).set(publisher.in_flight as i64);
+            wait(&label, publisher.letters_waiting);
         }
         self.confirmed.get_or_create(&label).set(whole(snapshot.confirmed));
         self.leader.get_or_create(&label).set(i64::from(snapshot.leader));

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNotes, Standing};
 use crate::config::{Capture, PipelineSettings, PublisherSettings};
+use crate::dead_letters::census;
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::milestone::Milestone;
@@ -53,7 +54,10 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Runs a pipeline until it is stopped, has caught up, or cannot go on.
 pub async fn run(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop) -> Result<(), Halt> {
-    let ended = generations(settings, status, stop).await;
+    let ended = tokio::select! {
+        ended = generations(settings, status, stop) => ended,
+        never = census::run(settings, status) => match never {},
+    };
     match &ended {
         Ok(()) => status.enter(State::Stopped),
         Err(halt) => {

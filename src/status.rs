@@ -97,6 +97,8 @@ pub struct PublisherStatus {
     holds_back: AtomicBool,
     /// Its sink does not answer, or asks for patience.
     sink_away: AtomicBool,
+    /// Dead letters that were not replayed, and one more; 0 where they were not counted.
+    letters: AtomicU64,
     told: Mutex<Told>,
 }
 
@@ -113,6 +115,8 @@ pub struct PublisherSnapshot {
     pub sink_away: bool,
     pub events: u64,
     pub dead_letters: u64,
+    /// Those that were not replayed, as far as they were counted.
+    pub letters_waiting: Option<u64>,
     pub idle_for: Duration,
 }
 
@@ -125,6 +129,7 @@ impl PublisherStatus {
             oldest_unconfirmed: AtomicU64::new(0),
             holds_back: AtomicBool::new(false),
             sink_away: AtomicBool::new(false),
+            letters: AtomicU64::new(0),
             told: Told::new(),
         }
     }
@@ -208,6 +213,11 @@ impl PublisherStatus {
         }
     }
 
+    /// So many dead letters wait.
+    pub fn letters_wait(&self, letters: Option<u64>) {
+        self.letters.store(letters.map_or(0, |letters| letters + 1), Ordering::Relaxed);
+    }
+
     pub fn parked(&self) {
         self.metrics.dead_letters.inc();
     }
@@ -226,6 +236,7 @@ impl PublisherStatus {
             sink_away: self.sink_away.load(Ordering::Relaxed),
             events: self.metrics.events.get(),
             dead_letters: self.metrics.dead_letters.get(),
+            letters_waiting: self.letters.load(Ordering::Relaxed).checked_sub(1),
             idle_for: told.last_progress.elapsed(),
         }
     }
@@ -263,6 +274,8 @@ pub struct Snapshot {
     pub events: u64,
     pub unmatched: u64,
     pub dead_letters: u64,
+    /// Those that were not replayed, as far as they were counted.
+    pub letters_waiting: Option<u64>,
     pub leader: bool,
     pub source_connected: bool,
     pub sink_connected: bool,
@@ -395,6 +408,7 @@ impl PipelineStatus {
             events: publishers.iter().map(|one| one.events).sum(),
             unmatched: self.metrics.unmatched.get(),
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),
+            letters_waiting: publishers.iter().filter_map(|one| one.letters_waiting).reduce(|sum, one| sum + one),
             leader: leads,
             source_connected: leads,
             sink_connected: leads && !publishers.iter().any(|one| one.sink_away),

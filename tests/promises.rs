@@ -13,6 +13,7 @@ mod promises {
     mod contract;
     mod dead_letter_commands;
     mod dead_letters;
+    mod dead_letters_at_work;
     mod demo;
     mod documentation;
     mod documented_commands;
@@ -22,6 +23,8 @@ mod promises {
     mod fast_shutdown_is_not_blocked;
     mod http_sink;
     mod http_trouble;
+    mod inbox;
+    mod inbox_statements;
     mod init;
     mod kafka_sink;
     mod layouts;

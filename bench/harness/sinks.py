@@ -81,7 +81,7 @@ class SinksLoad(PostgresLoad):
         command = [self.outboxd, "run", self.source, *self.flags(name), "--sink", "SINK", "--admin", "off"]
         command += ["--lanes", LANES, "--until-caught-up"]
         if kind == "rabbitmq":
-            command += ["--amqp-batch", BATCH[kind], "--amqp-routing-key", "bench"]
+            command += ["--amqp-batch", BATCH[kind], "--routing-key", "bench"]
         else:
             command += ["--http-batch", BATCH[kind]]
         with self.slot(name):

@@ -9,7 +9,9 @@
 //   headers       the record's: an array of [name, value], where a value that is no text is {"base64": "…"}
 //   position      the commit it was part of
 //   replayed_at   when it was sent again and acknowledged; else null
+//   claimed_until while somebody sends it again
 //
 // and pipeline, publisher, source_table, reason, attempts, failed_at.
 db.runCommand({ "create": /*table*/ "outboxd_dead_letters" /**/ })
 db.runCommand({ "createIndexes": /*table*/ "outboxd_dead_letters" /**/, "indexes": [{ "key": { "fingerprint": 1 }, "name": "outboxd_fingerprint", "unique": true }] })
+db.runCommand({ "createIndexes": /*table*/ "outboxd_dead_letters" /**/, "indexes": [{ "key": { "pipeline": 1, "publisher": 1, "replayed_at": 1, "_id": 1 }, "name": "outboxd_waiting" }] })

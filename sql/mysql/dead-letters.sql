@@ -23,5 +23,7 @@ CREATE TABLE IF NOT EXISTS /*table*/ outboxd_dead_letters /**/ (
     reason       LONGTEXT     CHARACTER SET utf8mb4 NOT NULL,
     attempts     INT UNSIGNED NOT NULL,
     failed_at    DATETIME(6)  NOT NULL,
-    replayed_at  DATETIME(6)
+    replayed_at  DATETIME(6),
+    -- For who looks for those that wait.
+    INDEX outboxd_waiting (pipeline, publisher, replayed_at, id)
 );

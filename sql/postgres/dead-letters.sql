@@ -23,5 +23,7 @@ CREATE TABLE IF NOT EXISTS /*table*/ outboxd_dead_letters /**/ (
     reason       text NOT NULL,
     attempts     integer NOT NULL,
     failed_at    timestamptz NOT NULL DEFAULT now(),
-    replayed_at  timestamptz
+    replayed_at  timestamptz,
+    -- For who looks for those that wait.
+    UNIQUE (pipeline, publisher, replayed_at, id)
 );

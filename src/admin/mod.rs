@@ -130,6 +130,9 @@ struct PipelinePage {
     events: u64,
     unmatched: u64,
     dead_letters: u64,
+    /// Those that were not replayed, where there is a place for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_letters_waiting: Option<u64>,
     leader: bool,
     last_error: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -147,6 +150,8 @@ struct PublisherPage {
     holds_back: bool,
     events: u64,
     dead_letters: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_letters_waiting: Option<u64>,
     last_error: Option<String>,
 }
 
@@ -161,6 +166,7 @@ impl From<PublisherSnapshot> for PublisherPage {
             holds_back: one.holds_back,
             events: one.events,
             dead_letters: one.dead_letters,
+            dead_letters_waiting: one.letters_waiting,
             last_error: one.last_error,
         }
     }
@@ -183,6 +189,7 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             events: one.events,
             unmatched: one.unmatched,
             dead_letters: one.dead_letters,
+            dead_letters_waiting: one.letters_waiting,
             leader: one.leader,
             last_error: one.last_error,
             publishers: one.publishers.into_iter().map(PublisherPage::from).collect(),

@@ -3,6 +3,7 @@
 pub(super) mod choose;
 mod discard;
 mod resend;
+mod rows;
 mod show;
 
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use super::{PipelineArgs, block_on, logging};
 use crate::config::{DeadLetter, Span};
 use crate::dead_letters::letter::Kept;
 use crate::dead_letters::topic::TopicLetters;
-use crate::dead_letters::{Letters, Whose};
+use crate::dead_letters::{Chosen, Letters, Page, Whose};
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::sink::SinkFailure;
 use crate::source::SourceFailure;
@@ -34,6 +35,7 @@ interrupted in between sends it again.";
 
 const PURGE_EXAMPLES: &str = "\
 Examples:
+  outboxd dlq purge 17 --config /etc/outboxd.toml --name orders
   outboxd dlq purge --older-than 30d --yes --config /etc/outboxd.toml --name orders
   outboxd dlq purge --all --config /etc/outboxd.toml --name orders";
 
@@ -48,7 +50,7 @@ pub enum DlqCommand {
     /// Send a letter, or all that were not sent again yet, to where it should have gone
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(ReplayArgs),
-    /// Delete letters that were replayed
+    /// Delete a letter, or those that were replayed
     ///
     /// In a topic, records can only be deleted from the beginning: those before the first that was not replayed, or that is
     /// another pipeline's.
@@ -66,6 +68,12 @@ pub struct ListArgs {
     /// How many of the newest to print
     #[arg(long, value_name = "NUMBER", default_value = "100", help_heading = "Dead letters")]
     limit: u32,
+    /// Only letters that come before this one: the first of a list gives the page before it
+    #[arg(long, value_name = "ID", help_heading = "Dead letters")]
+    before: Option<String>,
+    /// Only letters that were not replayed
+    #[arg(long, help_heading = "Dead letters")]
+    waiting: bool,
 }
 
 #[derive(Debug, Args)]
@@ -92,6 +100,8 @@ pub struct ReplayArgs {
 
 #[derive(Debug, Args)]
 pub struct PurgeArgs {
+    /// The letter, as `list` names it, replayed or not
+    id: Option<String>,
     #[command(flatten)]
     whose: WhoseArgs,
     /// Also letters that were not replayed
@@ -124,13 +134,16 @@ impl DlqCommand {
         }
     }
 
-    /// `replay --all SOURCE`: what stands alone there is no letter's id.
+    /// `replay --all SOURCE`, `purge SOURCE`: what stands alone there is no letter's id.
     pub(super) fn complete(&mut self) {
         let is_source = |text: &String| text.contains("://") || text.starts_with("env:") || text.starts_with("file:");
-        if let DlqCommand::Replay(args) = self
-            && let Some(source) = args.id.take_if(|id| is_source(id))
-        {
-            args.whose.pipelines.pipeline.source = Some(source.into());
+        let (id, whose) = match self {
+            DlqCommand::Replay(args) => (&mut args.id, &mut args.whose),
+            DlqCommand::Purge(args) => (&mut args.id, &mut args.whose),
+            DlqCommand::List(_) | DlqCommand::Show(_) => return,
+        };
+        if let Some(source) = id.take_if(|id| is_source(id)) {
+            whose.pipelines.pipeline.source = Some(source.into());
         }
     }
 
@@ -148,6 +161,11 @@ pub(super) fn execute(mut command: DlqCommand) -> Result<ExitCode, Halt> {
     {
         return Err(usage("what is to be replayed?", "name one letter, or say --all"));
     }
+    if let DlqCommand::Purge(PurgeArgs { id: Some(_), all, older_than, .. }) = &command
+        && (*all || older_than.is_some())
+    {
+        return Err(usage("what is to be purged?", "name one letter, or say which: --all, --older-than"));
+    }
     let place = Place::choose(command.whose().clone())?;
     logging::start_quietly(place.log_format);
     block_on(async {
@@ -155,12 +173,16 @@ pub(super) fn execute(mut command: DlqCommand) -> Result<ExitCode, Halt> {
         Box::pin(async {
             let store = Store::open(&place).await?;
             match command {
-                DlqCommand::List(args) => show::list(store, &place, args.limit, args.json).await,
+                DlqCommand::List(args) => {
+                    let page = Page { limit: args.limit, before: args.before.as_deref(), waiting: args.waiting };
+                    show::list(store, &place, &page, args.json).await
+                }
                 DlqCommand::Show(args) => show::show(store, &place, &args.id, args.json).await,
                 DlqCommand::Replay(args) => resend::run(store, &place, args.id.as_deref()).await,
                 DlqCommand::Purge(args) => {
                     let older_than = args.older_than.map(|Span(age)| age).unwrap_or_default();
-                    discard::run(store, &place, args.all, older_than, args.yes).await
+                    let chosen = Chosen { all: args.all, older_than };
+                    discard::run(store, &place, args.id.as_deref(), chosen, args.yes).await
                 }
             }
         })
@@ -212,7 +234,16 @@ fn usage(what: impl Into<String>, remedy: &str) -> Halt {
 
 /// Here nobody waits for trouble to pass.
 fn source_halt(failure: SourceFailure) -> Halt {
+    if let SourceFailure::Held { what } = failure {
+        return held(what);
+    }
     passing_is(ExitCode::SourceNotReady, failure.into(), "run it again when the server can be reached")
+}
+
+/// Letters that another deals with at this moment.
+fn held(what: String) -> Halt {
+    let remedy = "wait until it has ended, and look at `outboxd dlq list --waiting`".to_owned();
+    Halt { code: ExitCode::HeldElsewhere, what, remedy }
 }
 
 fn sink_halt(failure: SinkFailure) -> Halt {

@@ -1,5 +1,7 @@
 //! `outboxd init`: makes what a pipeline stands on, or prints the statements.
 
+mod inbox;
+
 use super::{InitOptions, print};
 use crate::config::{PipelineSettings, Settings, SourceSettings};
 use crate::failure::{ExitCode, Failure, Halt};
@@ -23,6 +25,9 @@ pub async fn run(settings: Settings, options: InitOptions) -> Result<ExitCode, H
 
 /// Makes what one pipeline stands on, saying a line for each thing.
 pub async fn make(pipeline: &PipelineSettings, options: InitOptions, say: &mut dyn FnMut(&str)) -> Result<(), Halt> {
+    if options.inbox {
+        return inbox::make(pipeline, options.dry_run, say).await;
+    }
     let plans = Plans::compile(pipeline)?;
     let InitOptions { status_columns, notify, .. } = options;
     if notify && !matches!(pipeline.source, SourceSettings::Postgres(_)) {

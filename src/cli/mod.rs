@@ -81,7 +81,8 @@ when with the sink.";
 const INIT_EXAMPLES: &str = "\
 Examples:
   outboxd init postgres://owner@db/shop --dry-run
-  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox";
+  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox
+  outboxd init postgres://owner@db/billing --inbox";
 
 const DEMO_EXAMPLES: &str = "\
 Examples:
@@ -190,6 +191,9 @@ pub struct InitOptions {
     /// Give PostgreSQL's tables a trigger that wakes the poller at every commit; such commits wait for one another
     #[arg(long, help_heading = "Init")]
     pub notify: bool,
+    /// Create only what a consumer remembers events in (processed_events), in its own database, which SOURCE names here
+    #[arg(long, help_heading = "Init")]
+    pub inbox: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -330,19 +334,17 @@ fn redacted(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// The definitions without defaults where those belong to the lowest layer. A variable set to nothing says nothing.
+/// The definitions without defaults where those belong to the lowest layer.
 fn layers() -> clap::Command {
     let options = options_of::<PipelineOptions>().chain(options_of::<ProcessOptions>());
     let options: Vec<_> = options.chain(options_of::<config::ConfirmOptions>()).collect();
-    let unset = |arg: Arg| {
-        let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
-        if empty { config::options::without_environment(arg) } else { arg }
-    };
     each_subcommand(command(), &|top, subcommand| {
         let layered = LAYERED.contains(&top);
-        subcommand.mut_args(unset).mut_args(|arg| match layered && options.contains(arg.get_id()) {
-            true => arg.default_value(Resettable::Reset),
-            false => arg,
+        subcommand.mut_args(config::options::environment).mut_args(|arg| {
+            match layered && options.contains(arg.get_id()) {
+                true => arg.default_value(Resettable::Reset),
+                false => arg,
+            }
         })
     })
 }

@@ -173,6 +173,19 @@ fn the_environment_alone_is_enough() {
 }
 
 #[test]
+fn a_flag_of_an_earlier_name_is_taken_and_not_shown() {
+    let args = layer("outboxd run --amqp-exchange shop --amqp-routing-key {event_type}").pipeline;
+    assert_eq!((args.exchange.as_deref(), args.routing_key.as_deref()), (Some("shop"), Some("{event_type}")));
+    let help = parsed("outboxd run --help").unwrap_err().to_string();
+    assert!(help.contains("--exchange") && !help.contains("--amqp-exchange"), "{help}");
+    // A variable of the earlier name counts where there is none of the name of now.
+    let error = |variables: &[(&str, &str)]| in_environment(variables, "outboxd run postgres://h/db --brokers k:1");
+    let told = "is only for RabbitMQ";
+    assert!(error(&[("OUTBOXD_AMQP_EXCHANGE", "a"), ("OUTBOXD_EXCHANGE", "")]).contains(told));
+    assert!(!error(&[("OUTBOXD_AMQP_EXCHANGE", ""), ("OUTBOXD_EXCHANGE", "")]).contains(told));
+}
+
+#[test]
 fn help_never_shows_a_variables_value() {
     let variables = [("OUTBOXD_SOURCE", "postgres://a:hunter2@h/db"), ("OUTBOXD_KAFKA", "sasl.password=hunter2")];
     let help = in_environment(&variables, "outboxd run --help");

@@ -184,7 +184,9 @@ impl<'a> Reading<'a> {
 
     /// Reads one key as a layer that says nothing else.
     fn option<O: Args + DeserializeOwned>(&mut self, (key, value): Entry<'a>, more_keys: &[&str]) -> Option<O> {
-        let name = key.get_ref().to_string();
+        let span = key.span();
+        let name = options::renamed::<O>(key.get_ref()).unwrap_or_else(|| key.get_ref().to_string());
+        let key = Spanned::new(span, Cow::Owned(name.clone()));
         let known = options::keys::<O>();
         let known = || known.iter().map(String::as_str).chain(more_keys.iter().copied());
         if known().all(|known| known != name) {
@@ -290,6 +292,13 @@ mod tests {
                 "outboxd.toml:4:3: unknown key `zzz`",
             ]
         );
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_name_is_taken() {
+        let text = "[pipeline.a]\namqp-exchange = \"shop\"\namqp-routing-key = \"old\"\nrouting-key = \"new\"";
+        let options = parse("outboxd.toml", text).unwrap().pipelines.remove(0).options;
+        assert_eq!((options.exchange.as_deref(), options.routing_key.as_deref()), (Some("shop"), Some("new")));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use super::confirm_options::ConfirmOptions;
-pub(super) use super::definitions::{defaults, key, keys};
-pub(crate) use super::definitions::{definitions, without_environment};
+pub(super) use super::definitions::{defaults, key, keys, renamed};
+pub(crate) use super::definitions::{definitions, environment};
 pub use super::process_options::ProcessOptions;
 use super::secret::Secret;
 use super::values::{self, Assignment, ByteSize, Span};
@@ -299,19 +299,19 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_HTTP_CA", value_name = "FILE", help_heading = "HTTP")]
     pub http_ca: Option<PathBuf>,
 
-    /// Exchange that records are published to; empty is the default exchange, whose routing keys are queues' names
+    /// Exchange that records are published to; empty is the default exchange, whose routing keys are queues' names [default: the layout's: arap.events for occurred-on, else outbox]
+    #[arg(long, alias = "amqp-exchange", env = "OUTBOXD_EXCHANGE", value_name = "EXCHANGE", help_heading = "RabbitMQ")]
+    pub exchange: Option<String>,
+
+    /// Routing key, a template like --topic: `orders.{event_type}` [default: the topic, or the layout's: arap.{Type} for occurred-on; where that gives nothing, the event's type]
     #[arg(
         long,
-        env = "OUTBOXD_AMQP_EXCHANGE",
-        value_name = "EXCHANGE",
-        default_value = "outbox",
+        alias = "amqp-routing-key",
+        env = "OUTBOXD_ROUTING_KEY",
+        value_name = "KEY",
         help_heading = "RabbitMQ"
     )]
-    pub amqp_exchange: Option<String>,
-
-    /// Routing key, a template like --topic: `orders.{event_type}` [default: the topic; where that gives nothing, the event's type]
-    #[arg(long, env = "OUTBOXD_AMQP_ROUTING_KEY", value_name = "KEY", help_heading = "RabbitMQ")]
-    pub amqp_routing_key: Option<String>,
+    pub routing_key: Option<String>,
 
     /// Declare the exchange, as a durable one of type topic; `false` takes whatever exchange is there, and is exit 5 when none is
     #[arg(long, env = "OUTBOXD_AMQP_DECLARE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_parser = BoolishValueParser::new(), help_heading = "RabbitMQ")]
@@ -509,8 +509,8 @@ impl PipelineOptions {
             http_path: self.http_path.or(lower.http_path),
             http_route: values::assign_over(self.http_route, lower.http_route),
             http_ca: self.http_ca.or(lower.http_ca),
-            amqp_exchange: self.amqp_exchange.or(lower.amqp_exchange),
-            amqp_routing_key: self.amqp_routing_key.or(lower.amqp_routing_key),
+            exchange: self.exchange.or(lower.exchange),
+            routing_key: self.routing_key.or(lower.routing_key),
             amqp_declare: self.amqp_declare.or(lower.amqp_declare),
             amqp_mandatory: self.amqp_mandatory.or(lower.amqp_mandatory),
             amqp_batch: self.amqp_batch.or(lower.amqp_batch),

@@ -150,8 +150,8 @@ impl Resolver {
                     ca: said.http_ca,
                 },
                 rabbit: RabbitOptions {
-                    exchange: said.amqp_exchange,
-                    routing_key: said.amqp_routing_key,
+                    exchange: said.exchange,
+                    routing_key: said.routing_key,
                     declare: said.amqp_declare,
                     mandatory: said.amqp_mandatory,
                     batch: said.amqp_batch,

@@ -7,7 +7,7 @@ use super::resolve::Resolver;
 use super::secret::Secret;
 use super::settings::{HttpSettings, Naming, RabbitSettings, RouteSettings, SinkSettings};
 use super::values::{Assignment, Span};
-use crate::route::layout::Layout;
+use crate::route::layout::{self, Layout};
 use crate::sink::lanes::LaneSettings;
 
 /// The options that are about sinks other than Kafka.
@@ -146,18 +146,18 @@ impl Resolver {
             self.problem("sink", "is not a URL; it looks like amqp://user:password@host:5672/vhost");
         }
         route.naming = Naming::Free;
-        if let Some(template) = self.text("amqp-routing-key", options.routing_key) {
-            route.topic = Some(template);
-        }
+        let own = Layout::named(&route.layout).map_or(&layout::ANY_QUEUE, |layout| layout.queue);
+        let said = self.text("routing-key", options.routing_key).or(route.topic.take());
+        route.topic = said.or_else(|| own.routing_key.map(str::to_owned));
         // Nothing is a name here: that of the default exchange.
-        let exchange = match Secret::from(options.exchange.unwrap_or_default()).reveal() {
+        let exchange = match Secret::from(options.exchange.unwrap_or_else(|| own.exchange.to_owned())).reveal() {
             Ok(name) if name.len() <= 255 => name,
             Ok(_) => {
-                self.problem("amqp-exchange", "is longer than the 255 bytes that a name may have");
+                self.problem("exchange", "is longer than the 255 bytes that a name may have");
                 return None;
             }
             Err(error) => {
-                self.problem("amqp-exchange", error.to_string());
+                self.problem("exchange", error.to_string());
                 return None;
             }
         };
@@ -211,8 +211,11 @@ impl Resolver {
 
     fn only_with_amqp(&mut self, scheme: Option<Scheme>, options: &RabbitOptions) {
         let is_amqp = matches!(scheme, Some(Scheme::Amqp { .. }));
-        let said =
-            [("amqp-routing-key", options.routing_key.is_some()), ("amqp-mandatory", options.mandatory.is_some())];
+        let said = [
+            ("exchange", options.exchange.is_some()),
+            ("routing-key", options.routing_key.is_some()),
+            ("amqp-mandatory", options.mandatory.is_some()),
+        ];
         for (key, _) in said.into_iter().filter(|(_, said)| *said && !is_amqp) {
             self.problem(key, "is only for RabbitMQ: leave it out, or set `sink` to its amqp:// URL");
         }

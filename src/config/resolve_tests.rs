@@ -220,18 +220,29 @@ fn rabbitmq_has_an_exchange_and_its_routing_key_is_the_topic_unless_one_is_said(
     assert_eq!((rabbit.lanes.lanes, rabbit.lanes.batch), (10, 500));
     assert_eq!((route.topic, route.naming), (None, Naming::Free));
     let (rabbit, route) = with(|options| {
-        options.amqp_exchange = Some(String::new());
-        options.amqp_routing_key = Some("arap.{Type}".to_owned());
+        options.exchange = Some(String::new());
+        options.routing_key = Some("arap.{Type}".to_owned());
         options.topic = Some("other".to_owned());
         options.amqp_declare = Some(false);
     });
     assert_eq!((rabbit.exchange.as_str(), rabbit.declare), ("", false), "the default exchange has no name");
     assert_eq!(route.topic.as_deref(), Some("arap.{Type}"));
+
+    // A layout may have its own; what was said goes before it.
+    let (rabbit, route) = with(|options| options.layout = Some("occurred-on".to_owned()));
+    assert_eq!((rabbit.exchange.as_str(), route.topic.as_deref()), ("arap.events", Some("arap.{type}")));
+    let (rabbit, route) = with(|options| {
+        options.layout = Some("occurred-on".to_owned());
+        options.exchange = Some("shop".to_owned());
+        options.topic = Some("shop.{Type}".to_owned());
+    });
+    assert_eq!((rabbit.exchange.as_str(), route.topic.as_deref()), ("shop", Some("shop.{Type}")));
 }
 
 #[test]
 fn what_is_only_for_rabbitmq_is_refused_elsewhere() {
     assert!(problem(|options| options.amqp_mandatory = Some(true)).contains("is only for RabbitMQ"));
+    assert!(problem(|options| options.exchange = Some("shop".to_owned())).contains("--exchange: is only for RabbitMQ"));
     let plain = |edit: fn(&mut PipelineOptions)| {
         problem(|options| {
             options.sink = Some("amqp://app@mq".into());

@@ -5,11 +5,13 @@
 //!   lanes ───────────┴─▶ Sink::park / Office ──Letter─────┴─▶ topic               (a Kafka producer)
 //!
 //!   outboxd dlq  ◀── Store: list, find, next_waiting, mark, discard ── and Replayer ──▶ the publisher's own sink
+//!   metrics      ◀── census: how many wait
 //! ```
 //!
 //! A letter counts as delivered only once it is written, and writing it twice makes one letter: after a crash the same
 //! event comes again and finds its letter there.
 
+pub mod census;
 pub mod letter;
 pub mod mongodb;
 pub mod mysql;
@@ -42,6 +44,29 @@ fn another(table: &dyn std::fmt::Display, script: &str) -> String {
 pub struct Whose {
     pub pipeline: String,
     pub publisher: String,
+}
+
+/// Which letters a list has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Page<'a> {
+    /// The newest of them.
+    pub limit: u32,
+    /// Only those before this one.
+    pub before: Option<&'a str>,
+    /// Only those that were not replayed.
+    pub waiting: bool,
+}
+
+/// How many letters are deleted by a statement, so that no transaction is of a million rows.
+const AT_ONCE: u64 = 5000;
+
+/// What a replay holds, so that a second one does not send the same letters.
+fn replay_lock(table: &dyn std::fmt::Display, whose: &Whose) -> String {
+    format!("dlq/{table}/{}/{}", whose.pipeline, whose.publisher)
+}
+
+fn held(whose: &Whose) -> SourceFailure {
+    SourceFailure::Held { what: format!("dead letters of pipeline `{}` are being replayed by another", whose.pipeline) }
 }
 
 /// Which letters are to be discarded.
@@ -125,8 +150,44 @@ impl Letters {
     }
 
     /// The last letters, newest last, without their contents.
-    pub async fn list(&mut self, whose: &Whose, limit: u32) -> Result<Vec<Kept>, SourceFailure> {
-        each!(self, letters => letters.list(whose, limit))
+    pub async fn list(&mut self, whose: &Whose, page: &Page<'_>) -> Result<Vec<Kept>, SourceFailure> {
+        each!(self, letters => letters.list(whose, page))
+    }
+
+    /// How many were not replayed, counted no further than to `most`.
+    pub async fn waiting(&mut self, whose: &Whose, most: u32) -> Result<u64, SourceFailure> {
+        each!(self, letters => letters.waiting(whose, most))
+    }
+
+    /// Keeps others from replaying, as long as the connection lives; an error when another does. In MongoDB, where no lock
+    /// goes with a connection, letters are claimed one by one instead.
+    pub async fn hold(&mut self, whose: &Whose) -> Result<(), SourceFailure> {
+        match self {
+            Letters::Postgres(letters) => letters.hold(whose).await,
+            Letters::MySql(letters) => letters.hold(whose).await,
+            Letters::Mongo(_) => Ok(()),
+        }
+    }
+
+    /// Whether the letter is ours to send, as it was when it was read.
+    pub async fn claim(&mut self, kept: &Kept) -> Result<bool, SourceFailure> {
+        match self {
+            Letters::Postgres(_) | Letters::MySql(_) => Ok(true),
+            Letters::Mongo(letters) => letters.claim(kept).await,
+        }
+    }
+
+    /// Gives a letter back that was refused again.
+    pub async fn release(&mut self, kept: &Kept) -> Result<(), SourceFailure> {
+        match self {
+            Letters::Postgres(_) | Letters::MySql(_) => Ok(()),
+            Letters::Mongo(letters) => letters.release(kept).await,
+        }
+    }
+
+    /// Deletes one letter.
+    pub async fn remove(&mut self, whose: &Whose, id: &str) -> Result<u64, SourceFailure> {
+        each!(self, letters => letters.remove(whose, id))
     }
 
     pub async fn find(&mut self, whose: &Whose, id: &str) -> Result<Option<Kept>, SourceFailure> {

@@ -11,7 +11,7 @@ use mongodb::options::{CollectionOptions, ReadPreference, SelectionCriteria, Wri
 use mongodb::{Collection, Database};
 
 use super::letter::{Kept, Letter, headers_from_json, headers_to_json};
-use super::{Chosen, Discarded, Whose};
+use super::{Chosen, Discarded, Page, Whose};
 use crate::config::{MongoSettings, TableName};
 use crate::source::mongodb::server::{self, Connection};
 use crate::source::mongodb::server_error::{self, Doing, code};
@@ -22,6 +22,8 @@ pub const CREATE: &str = include_str!("../../sql/mongodb/dead-letters.js");
 
 /// How long the server may take to have a letter on most of its members.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a letter that is being sent belongs to whoever sends it: longer than that may take.
+const CLAIM: Duration = Duration::from_secs(1200);
 /// What MongoDB allows a document.
 const LARGEST: usize = 16 << 20;
 
@@ -174,10 +176,46 @@ impl Letters {
     }
 
     /// The last letters, newest last.
-    pub async fn list(&self, whose: &Whose, limit: u32) -> Result<Vec<Kept>, SourceFailure> {
-        let mut letters = self.kept(of(whose), -1, i64::from(limit), false).await?;
+    pub async fn list(&self, whose: &Whose, page: &Page<'_>) -> Result<Vec<Kept>, SourceFailure> {
+        let mut filter = of(whose);
+        if page.waiting {
+            filter.insert("replayed_at", Bson::Null);
+        }
+        if let Some(before) = page.before {
+            filter.insert("_id", doc! { "$lt": ObjectId::parse_str(before).unwrap_or_default() });
+        }
+        let mut letters = self.kept(filter, -1, i64::from(page.limit), false).await?;
         letters.reverse();
         Ok(letters)
+    }
+
+    pub async fn waiting(&self, whose: &Whose, most: u32) -> Result<u64, SourceFailure> {
+        let mut filter = of(whose);
+        filter.insert("replayed_at", Bson::Null);
+        let counted = self.collection.count_documents(filter).limit(u64::from(most)).await;
+        counted.map_err(|error| self.failed(&error, "reading"))
+    }
+
+    pub async fn claim(&self, kept: &Kept) -> Result<bool, SourceFailure> {
+        let now = DateTime::now();
+        let until = DateTime::from_millis(now.timestamp_millis() + CLAIM.as_millis() as i64);
+        let mut free = self.one(kept);
+        // As it was read; and a claim that was left behind ends.
+        let replayed = kept.replayed_at.as_deref().and_then(|at| DateTime::parse_rfc3339_str(at).ok());
+        free.insert("replayed_at", replayed);
+        free.insert("$or", vec![doc! { "claimed_until": Bson::Null }, doc! { "claimed_until": { "$lt": now } }]);
+        let claimed = self.collection.update_one(free, doc! { "$set": { "claimed_until": until } }).await;
+        Ok(claimed.map_err(|error| self.failed(&error, "writing"))?.matched_count > 0)
+    }
+
+    pub async fn release(&self, kept: &Kept) -> Result<(), SourceFailure> {
+        let release = doc! { "$unset": { "claimed_until": "" } };
+        let released = self.collection.update_one(self.one(kept), release).await;
+        released.map(|_| ()).map_err(|error| self.failed(&error, "writing"))
+    }
+
+    fn one(&self, kept: &Kept) -> Document {
+        doc! { "_id": ObjectId::parse_str(&kept.id).unwrap_or_default() }
     }
 
     pub async fn find(&self, whose: &Whose, id: &str) -> Result<Option<Kept>, SourceFailure> {
@@ -200,7 +238,7 @@ impl Letters {
     pub async fn mark_replayed(&self, id: &str, moment: &str) -> Result<(), SourceFailure> {
         let moment = DateTime::parse_rfc3339_str(moment).unwrap_or_else(|_| DateTime::now());
         let id = ObjectId::parse_str(id).unwrap_or_default();
-        let update = doc! { "$set": { "replayed_at": moment } };
+        let update = doc! { "$set": { "replayed_at": moment }, "$unset": { "claimed_until": "" } };
         let marked = self.collection.update_one(doc! { "_id": id }, update).await;
         marked.map(|_| ()).map_err(|error| self.failed(&error, "writing"))
     }
@@ -229,6 +267,14 @@ impl Letters {
         let mut filter = self.discardable(whose, chosen);
         filter.insert("_id", doc! { "$lte": upto });
         let deleted = self.collection.delete_many(filter).await;
+        deleted.map(|deleted| deleted.deleted_count).map_err(|error| self.failed(&error, "deleting from"))
+    }
+
+    pub async fn remove(&self, whose: &Whose, id: &str) -> Result<u64, SourceFailure> {
+        let Ok(id) = ObjectId::parse_str(id) else { return Ok(0) };
+        let mut filter = of(whose);
+        filter.insert("_id", id);
+        let deleted = self.collection.delete_one(filter).await;
         deleted.map(|deleted| deleted.deleted_count).map_err(|error| self.failed(&error, "deleting from"))
     }
 }

@@ -1,8 +1,9 @@
 //! Letters in a table of MySQL or MariaDB.
 
 use super::letter::{Kept, Letter, headers_from_json, headers_to_json};
-use super::{Chosen, Discarded, Whose};
+use super::{AT_ONCE, Chosen, Discarded, Page, Whose};
 use crate::config::{CheckpointPlace, MySqlSettings, TableName};
+use crate::source::mysql::keeper;
 use crate::source::mysql::server_error::WireError;
 use crate::source::mysql::session::{Row, Session, literal, quote};
 use crate::source::{SourceFailure, mysql, schema};
@@ -146,9 +147,30 @@ impl Letters {
     }
 
     /// The last letters, newest last.
-    pub async fn list(&mut self, whose: &Whose, limit: u32) -> Result<Vec<Kept>, SourceFailure> {
-        let query = format!("{} ORDER BY id DESC LIMIT {limit}", self.select(whose, false));
+    pub async fn list(&mut self, whose: &Whose, page: &Page<'_>) -> Result<Vec<Kept>, SourceFailure> {
+        let waiting = if page.waiting { " AND replayed_at IS NULL" } else { "" };
+        let before = page.before.map(|id| id.parse::<u64>().unwrap_or(0));
+        let before = before.map(|id| format!(" AND id < {id}")).unwrap_or_default();
+        let query = format!("{}{waiting}{before} ORDER BY id DESC LIMIT {}", self.select(whose, false), page.limit);
         Ok(self.query(&query, "reading").await?.iter().rev().map(kept).collect())
+    }
+
+    pub async fn waiting(&mut self, whose: &Whose, most: u32) -> Result<u64, SourceFailure> {
+        let query = format!(
+            "SELECT COUNT(*) FROM (SELECT 1 FROM {} WHERE {} AND replayed_at IS NULL LIMIT {most}) AS w",
+            quoted(&self.table),
+            of(whose)
+        );
+        Ok(self.query(&query, "reading").await?.first().map_or(0, |row| row.number(0)))
+    }
+
+    pub async fn hold(&mut self, whose: &Whose) -> Result<(), SourceFailure> {
+        let database = self.session.query_one("SELECT DATABASE()").await?.string(0);
+        let lock = super::replay_lock(&self.table, whose);
+        match keeper::take_lock(&mut self.session, &database, &lock).await {
+            Err(SourceFailure::Held { .. }) => Err(super::held(whose)),
+            taken => taken,
+        }
     }
 
     pub async fn find(&mut self, whose: &Whose, id: &str) -> Result<Option<Kept>, SourceFailure> {
@@ -191,8 +213,26 @@ impl Letters {
 
     pub async fn discard(&mut self, whose: &Whose, chosen: &Chosen, upto: &str) -> Result<u64, SourceFailure> {
         let upto = upto.parse::<u64>().unwrap_or(0);
-        let delete = format!("DELETE {} AND id <= {upto}", self.discardable(whose, chosen));
-        self.query(&delete, "deleting from").await?;
+        let delete = format!("DELETE {} AND id <= {upto} ORDER BY id LIMIT {AT_ONCE}", self.discardable(whose, chosen));
+        let mut all = 0;
+        loop {
+            let deleted = self.delete(&delete).await?;
+            all += deleted;
+            if deleted < AT_ONCE {
+                return Ok(all);
+            }
+        }
+    }
+
+    pub async fn remove(&mut self, whose: &Whose, id: &str) -> Result<u64, SourceFailure> {
+        let Ok(id) = id.parse::<u64>() else { return Ok(0) };
+        let delete = format!("DELETE FROM {} WHERE {} AND id = {id}", quoted(&self.table), of(whose));
+        self.delete(&delete).await
+    }
+
+    /// How many were deleted.
+    async fn delete(&mut self, statement: &str) -> Result<u64, SourceFailure> {
+        self.query(statement, "deleting from").await?;
         let rows = self.query("SELECT ROW_COUNT()", "deleting from").await?;
         Ok(rows.first().map_or(0, |row| row.number(0)))
     }

@@ -4,8 +4,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::letter::{Kept, Letter, headers_from_json, headers_to_json};
-use super::{Chosen, Discarded, Whose};
+use super::{AT_ONCE, Chosen, Discarded, Page, Whose};
 use crate::config::{PostgresSettings, TableName};
+use crate::source::poll::postgres::{lock_key, try_lock};
 use crate::source::postgres::{self, server_error::classify_sql, sql::SqlSession};
 use crate::source::{SourceFailure, schema};
 
@@ -134,10 +135,27 @@ impl Letters {
     }
 
     /// The last letters, newest last.
-    pub async fn list(&self, whose: &Whose, limit: u32) -> Result<Vec<Kept>, SourceFailure> {
-        let query = format!("{} ORDER BY id DESC LIMIT $3", self.select(false));
-        let rows = self.session.query(&query, &[&whose.pipeline, &whose.publisher, &i64::from(limit)]).await;
+    pub async fn list(&self, whose: &Whose, page: &Page<'_>) -> Result<Vec<Kept>, SourceFailure> {
+        let waiting = if page.waiting { " AND replayed_at IS NULL" } else { "" };
+        let query = format!("{}{waiting} AND id < $4 ORDER BY id DESC LIMIT $3", self.select(false));
+        let before = page.before.map_or(Some(i64::MAX), |id| id.parse().ok()).unwrap_or(i64::MIN);
+        let parameters: [&(dyn ToSql + Sync); 4] = [&whose.pipeline, &whose.publisher, &i64::from(page.limit), &before];
+        let rows = self.session.query(&query, &parameters).await;
         Ok(rows.map_err(self.failed("reading"))?.iter().rev().map(kept).collect())
+    }
+
+    pub async fn waiting(&self, whose: &Whose, most: u32) -> Result<u64, SourceFailure> {
+        let query = format!(
+            "SELECT count(*) FROM (SELECT FROM {} WHERE pipeline = $1 AND publisher = $2 AND replayed_at IS NULL LIMIT $3) AS w",
+            self.table.quoted()
+        );
+        let row = self.session.query_one(&query, &[&whose.pipeline, &whose.publisher, &i64::from(most)]).await;
+        Ok(row.map_err(self.failed("reading"))?.get::<_, i64>(0).cast_unsigned())
+    }
+
+    pub async fn hold(&self, whose: &Whose) -> Result<(), SourceFailure> {
+        let key = lock_key(&super::replay_lock(&self.table, whose));
+        try_lock(&self.session, key).await?.then_some(()).ok_or_else(|| super::held(whose))
     }
 
     pub async fn find(&self, whose: &Whose, id: &str) -> Result<Option<Kept>, SourceFailure> {
@@ -180,9 +198,27 @@ impl Letters {
     }
 
     pub async fn discard(&self, whose: &Whose, chosen: &Chosen, upto: &str) -> Result<u64, SourceFailure> {
-        let delete = format!("DELETE {}", self.discardable(chosen));
+        let delete = format!(
+            "DELETE FROM {} WHERE id IN (SELECT id {} ORDER BY id LIMIT {AT_ONCE})",
+            self.table.quoted(),
+            self.discardable(chosen)
+        );
         let (age, upto) = (chosen.older_than.as_secs_f64(), upto.parse::<i64>().unwrap_or(0));
-        let deleted = self.session.execute(&delete, &[&whose.pipeline, &whose.publisher, &age, &upto]).await;
+        let mut all = 0;
+        loop {
+            let deleted = self.session.execute(&delete, &[&whose.pipeline, &whose.publisher, &age, &upto]).await;
+            let deleted = deleted.map_err(self.failed("deleting from"))?;
+            all += deleted;
+            if deleted < AT_ONCE {
+                return Ok(all);
+            }
+        }
+    }
+
+    pub async fn remove(&self, whose: &Whose, id: &str) -> Result<u64, SourceFailure> {
+        let Ok(id) = id.parse::<i64>() else { return Ok(0) };
+        let delete = format!("DELETE FROM {} WHERE pipeline = $1 AND publisher = $2 AND id = $3", self.table.quoted());
+        let deleted = self.session.execute(&delete, &[&whose.pipeline, &whose.publisher, &id]).await;
         deleted.map_err(self.failed("deleting from"))
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mongodb::bson::Uuid;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{CommitMode, Consumer as _, StreamConsumer};
@@ -16,7 +17,7 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::letter::{Kept, Letter, rfc3339};
-use super::{Chosen, Whose};
+use super::{Chosen, Page, Whose};
 use crate::config::KafkaSettings;
 use crate::event::Micros;
 use crate::route::Headers;
@@ -39,6 +40,8 @@ pub struct TopicLetters {
     topic: String,
     whose: Whose,
     pub group: String,
+    /// Who we are among those that replay: it is committed with the offsets.
+    token: String,
     /// By partition.
     pub spans: BTreeMap<i32, Span>,
 }
@@ -50,6 +53,13 @@ pub struct Found {
     pub millis: i64,
     pub ours: bool,
     pub kept: Kept,
+}
+
+impl Found {
+    /// Its place among all letters, oldest first.
+    fn order(&self) -> (i64, i32, i64) {
+        (self.millis, self.partition, self.offset)
+    }
 }
 
 fn trouble(error: &KafkaError, doing: &str, topic: &str) -> SinkFailure {
@@ -73,7 +83,8 @@ impl TopicLetters {
         let consumer = Arc::new(consumer);
         let spans = spans(&consumer, topic).await?;
         let (settings, topic, whose) = (settings.clone(), topic.to_owned(), whose.clone());
-        Ok(TopicLetters { consumer, settings, topic, whose, group, spans })
+        let token = format!("outboxd {}", Uuid::new());
+        Ok(TopicLetters { consumer, settings, topic, whose, group, token, spans })
     }
 
     /// Begins to read these partitions at these offsets.
@@ -100,15 +111,21 @@ impl TopicLetters {
     }
 
     /// The last letters, newest last.
-    pub async fn list(&self, limit: usize) -> Result<Vec<Kept>, SinkFailure> {
+    pub async fn list(&self, page: &Page<'_>) -> Result<Vec<Kept>, SinkFailure> {
+        let limit = page.limit as usize;
+        let end = match page.before {
+            Some(id) => self.at(id).await?.map(|found| found.order()),
+            None => Some((i64::MAX, i32::MAX, i64::MAX)),
+        };
+        let Some(end) = end else { return Ok(Vec::new()) };
         let mut reading = self.read_all()?;
         let mut found: Vec<Found> = Vec::new();
         let newest_last = |found: &mut Vec<Found>| {
-            found.sort_by_key(|one| (one.millis, one.partition, one.offset));
+            found.sort_by_key(Found::order);
             found.drain(..found.len().saturating_sub(limit));
         };
         while let Some(mut one) = reading.next().await? {
-            if one.ours {
+            if one.ours && one.order() < end && !(page.waiting && one.kept.replayed) {
                 (one.kept.letter.value, one.kept.letter.headers) = (None, Headers::default());
                 found.push(one);
             }
@@ -121,6 +138,16 @@ impl TopicLetters {
     }
 
     pub async fn find(&self, id: &str) -> Result<Option<Kept>, SinkFailure> {
+        Ok(self.at(id).await?.map(|found| found.kept))
+    }
+
+    /// How many lie behind what was replayed, whosever they are.
+    pub fn waiting(&self) -> u64 {
+        self.spans.values().map(|span| (span.high - span.replayed).max(0).cast_unsigned()).sum()
+    }
+
+    /// The letter of ours with this id.
+    async fn at(&self, id: &str) -> Result<Option<Found>, SinkFailure> {
         let place =
             id.split_once(':').and_then(|(partition, offset)| Some((partition.parse().ok()?, offset.parse().ok()?)));
         let Some((partition, offset)) = place else { return Ok(None) };
@@ -129,7 +156,7 @@ impl TopicLetters {
             return Ok(None);
         }
         let found = self.read(BTreeMap::from([(partition, (offset, offset + 1))]))?.next().await?;
-        Ok(found.filter(|found| found.ours && found.offset == offset).map(|found| found.kept))
+        Ok(found.filter(|found| found.ours && found.offset == offset))
     }
 
     /// Says that all letters of the partition before this offset were dealt with.
@@ -137,8 +164,25 @@ impl TopicLetters {
         let mut list = TopicPartitionList::new();
         let failed = |error: KafkaError| trouble(&error, &format!("committing as {}", self.group), &self.topic);
         list.add_partition_offset(&self.topic, partition, Offset::Offset(offset)).map_err(failed)?;
+        for mut element in list.elements() {
+            element.set_metadata(&self.token);
+        }
         let consumer = self.consumer.clone();
         kafka::blocking(move || consumer.commit(&list, CommitMode::Sync)).await?.map_err(failed)
+    }
+
+    /// Whether we were the last to commit an offset of the partition. Asked between a letter and its commit, which begins
+    /// with one of where it starts: of two that replay at once only the one that committed last goes on, and the other has
+    /// sent one letter in vain.
+    pub async fn is_ours(&self, partition: i32) -> Result<bool, SinkFailure> {
+        let mut list = TopicPartitionList::new();
+        list.add_partition(&self.topic, partition);
+        let (consumer, token) = (self.consumer.clone(), self.token.clone());
+        let asked = kafka::blocking(move || {
+            let committed = consumer.committed_offsets(list, PATIENCE)?;
+            Ok(committed.elements().iter().all(|element| element.metadata() == token))
+        });
+        asked.await?.map_err(|error| trouble(&error, &format!("reading offsets of {} of", self.group), &self.topic))
     }
 
     /// How many letters are chosen to be discarded, and up to which offset of each partition. Kafka deletes only from the

@@ -85,11 +85,23 @@ pub struct Layout {
     pub column_headers: &'static [&'static str],
     /// Event types, and the path that an HTTP sink sends them to.
     pub paths: &'static [(&'static str, &'static str)],
+    /// Where RabbitMQ has its records.
+    pub queue: &'static Queue,
     /// The tags become headers, and the value of the one that a publisher selects by becomes the key.
     pub keyed_by_tags: bool,
     /// How its tables are polled by their status.
     pub polling: Option<&'static Polling>,
 }
+
+/// A layout's exchange in RabbitMQ, and its routing keys.
+#[derive(Debug)]
+pub struct Queue {
+    pub exchange: &'static str,
+    /// A template; else the topic is the key.
+    pub routing_key: Option<&'static str>,
+}
+
+pub const ANY_QUEUE: Queue = Queue { exchange: "outbox", routing_key: None };
 
 use Need::{Optional, Required};
 
@@ -111,6 +123,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("event_type", Role::Type)],
         column_headers: &[],
         paths: &[],
+        queue: &ANY_QUEUE,
         keyed_by_tags: false,
         polling: Some(&polling::NATIVE),
     },
@@ -129,6 +142,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id)],
         column_headers: &[],
         paths: &[],
+        queue: &ANY_QUEUE,
         keyed_by_tags: false,
         polling: None,
     },
@@ -149,6 +163,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("event_id", Role::Id), ("event_type", Role::Type), ("entity_version", Role::Version)],
         column_headers: &["entity_type", "entity_id"],
         paths: &[],
+        queue: &ANY_QUEUE,
         keyed_by_tags: false,
         polling: Some(&polling::ENTITY),
     },
@@ -167,6 +182,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("type", Role::Type)],
         column_headers: &[],
         paths: &[("EVENT", "/api/events/batch"), ("DISPATCH_JOB", "/api/dispatch/jobs/batch")],
+        queue: &ANY_QUEUE,
         keyed_by_tags: false,
         polling: Some(&polling::MESSAGE_GROUP),
     },
@@ -186,6 +202,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("position", Role::Id), ("type", Role::Type)],
         column_headers: &[],
         paths: &[],
+        queue: &ANY_QUEUE,
         keyed_by_tags: true,
         polling: None,
     },
@@ -203,6 +220,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("type", Role::Type)],
         column_headers: &[],
         paths: &[],
+        queue: &Queue { exchange: "arap.events", routing_key: Some("arap.{type}") },
         keyed_by_tags: false,
         polling: Some(&polling::OCCURRED_ON),
     },
@@ -221,6 +239,7 @@ pub const LAYOUTS: &[Layout] = &[
         headers: &[("id", Role::Id), ("code", Role::Type)],
         column_headers: &[],
         paths: &[],
+        queue: &ANY_QUEUE,
         keyed_by_tags: false,
         polling: Some(&polling::PRODUCE_RECEIVE),
     },

@@ -20,6 +20,8 @@ pub enum Test {
     IsNull,
     /// Fewer failures than a row may have.
     BelowMost,
+    /// As many failures as a row may have.
+    Exhausted,
     /// A moment that has passed.
     Past,
     /// A moment that lies longer ago than a lease.
@@ -89,6 +91,8 @@ pub struct Polling {
     pub release: Sets,
     pub retry: Sets,
     pub fail: Sets,
+    /// Rows that have failed for good.
+    pub failed: Tests,
 }
 
 impl Polling {
@@ -99,7 +103,7 @@ impl Polling {
 
     /// Every column it reads or sets.
     pub fn columns(&self) -> Vec<&'static str> {
-        let tests = [self.pending, self.claimed, self.expired, self.failed_again.unwrap_or_default()];
+        let tests = [self.pending, self.claimed, self.expired, self.failed_again.unwrap_or_default(), self.failed];
         let sets = [self.claim, self.renew, self.done, self.release, self.retry, self.fail];
         let mut columns = vec![self.attempts];
         columns.extend(self.own_most);
@@ -159,6 +163,7 @@ pub static NATIVE: Polling = Polling {
         ("locked_by", Set::Null),
         ("locked_until", Set::Null),
     ],
+    failed: &[("status", Test::Is("failed"))],
 };
 
 pub static MESSAGE_GROUP: Polling = Polling {
@@ -187,6 +192,7 @@ pub static MESSAGE_GROUP: Polling = Polling {
     release: &[("status", Set::Text("PENDING"))],
     retry: &[("status", Set::Text("PENDING")), ("retry_count", Set::OneMore), ("error_message", Set::Why)],
     fail: &[("status", Set::Text("FAILED")), ("error_message", Set::Why)],
+    failed: &[("status", Test::Is("FAILED"))],
 };
 
 pub static ENTITY: Polling = Polling {
@@ -225,6 +231,7 @@ pub static ENTITY: Polling = Polling {
     release: &[("status", Set::Text("pending")), ("locked_by", Set::Null), ("locked_until", Set::Null)],
     retry: FAILED_ENTITY,
     fail: FAILED_ENTITY,
+    failed: &[("status", Test::Is("failed")), ("retry_count", Test::Exhausted)],
 };
 
 /// Whether it is tried again is told by the count.
@@ -263,6 +270,7 @@ pub static OCCURRED_ON: Polling = Polling {
     release: &[],
     retry: FAILED_MESSAGE,
     fail: FAILED_MESSAGE,
+    failed: &[("ProcessedOnUtc", Test::IsNull), ("RetryCount", Test::Exhausted)],
 };
 
 const FAILED_MESSAGE: Sets = &[("RetryCount", Set::OneMore), ("Error", Set::Why)];
@@ -293,6 +301,7 @@ pub static PRODUCE_RECEIVE: Polling = Polling {
     release: &[],
     retry: NOT_PRODUCED,
     fail: NOT_PRODUCED,
+    failed: &[("processed", Test::IsNumber(0)), ("retry", Test::Exhausted)],
 };
 
 const NOT_PRODUCED: Sets = &[("retry", Set::OneMore), ("error_code", Set::Code)];

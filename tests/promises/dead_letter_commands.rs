@@ -67,7 +67,7 @@ async fn letters_in_a_topic_are_listed_replayed_up_to_the_committed_offset_and_p
 async fn what_reached_no_queue_is_replayed_to_the_queue_that_is_there_now() {
     let outbox = outbox(Source::Postgres).await;
     let exchange = Exchange::declare(&variable("OUTBOXD_TEST_RABBITMQ_URL")).await;
-    let routing = ["--sink", &exchange.url, "--amqp-exchange", &exchange.name, "--amqp-routing-key", "orders.{id}"];
+    let routing = ["--sink", &exchange.url, "--exchange", &exchange.name, "--routing-key", "orders.{id}"];
     let rest = ["--amqp-mandatory", "--max-retries", "0", "--dead-letter", "table:dead_letters"];
     let pipeline = Pipeline::new(&outbox.url(), &[&routing[..], &rest].concat());
     let relay = pipeline.run().await;

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use lapin::ExchangeKind;
 
 use crate::support::{
-    Database, Exchange, MIB, Message, PATIENCE, PrivateRabbit, Queue, Relay, Server, Topic, check, eventually, variable,
+    Database, Exchange, MIB, Message, PATIENCE, PrivateRabbit, Queue, Relay, Server, Topic, check, eventually, outboxd,
+    unique, variable,
 };
 
 /// With the whole table of the native layout.
@@ -38,7 +39,7 @@ pub async fn add(database: &Database, from: usize, to: usize, keys: usize, paddi
 }
 
 pub async fn relay(database: &Database, exchange: &Exchange, flags: &[&str]) -> Relay {
-    let mut relay = starting(database, &exchange.url, &[&["--amqp-exchange", &exchange.name], flags].concat());
+    let mut relay = starting(database, &exchange.url, &[&["--exchange", &exchange.name], flags].concat());
     relay.until_streaming(database).await;
     relay
 }
@@ -111,10 +112,33 @@ async fn records_arrive_persistent_with_routing_key_headers_and_message_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_layout_occurred_on_has_an_exchange_and_routing_keys_of_its_own() {
+    let database = Database::create(Server::Newest).await;
+    let (url, kind) = (database.url(), unique("OrderPlaced"));
+    let flags = ["--layout", "occurred-on"];
+    let made = outboxd(&[&["init", &url], &flags[..]].concat()).await;
+    assert_eq!(made.code, 0, "{made:?}");
+    // Others may publish to it as well.
+    let exchange = Exchange { url: shared(), name: "arap.events".to_owned() };
+    let mut relay = starting(&database, &exchange.url, &flags);
+    relay.until_streaming(&database).await;
+    let mut queue = exchange.queue(&format!("arap.{kind}")).await;
+    let insert = format!(
+        "INSERT INTO outbox.outbox_messages (\"Type\", \"Content\") VALUES ('{kind}', '{{\"n\": 7}}')
+         RETURNING \"Id\"::text"
+    );
+    let id = database.text(&insert).await;
+    let messages = until_there(&mut queue, 1).await;
+    assert_eq!((messages[0].routing_key.as_str(), messages[0].number()), (format!("arap.{kind}").as_str(), 7));
+    assert_eq!(messages[0].properties.message_id().as_ref().map(|id| id.to_string()), id);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_exchange_is_declared_and_the_template_makes_the_routing_key() {
     let database = database().await;
     let exchange = Exchange::missing(&shared());
-    let relay = relay(&database, &exchange, &["--amqp-routing-key", "arap.{event_type}"]).await;
+    let relay = relay(&database, &exchange, &["--routing-key", "arap.{event_type}"]).await;
     let mut queue = exchange.queue("arap.*").await;
     add(&database, 0, 1, 1, 0).await;
     let messages = until_there(&mut queue, 1).await;
@@ -122,7 +146,7 @@ async fn the_exchange_is_declared_and_the_template_makes_the_routing_key() {
     relay.stop().await;
 
     // The default exchange leads to the queue of the routing key's name.
-    let flags = ["--amqp-exchange", "", "--amqp-routing-key", &queue.name.clone(), "--amqp-mandatory"];
+    let flags = ["--exchange", "", "--routing-key", &queue.name.clone(), "--amqp-mandatory"];
     let mut relay = starting(&database, &exchange.url, &flags);
     relay.until_streaming(&database).await;
     add(&database, 1, 2, 1, 0).await;
@@ -265,13 +289,13 @@ async fn a_routing_key_that_the_user_may_not_write_is_parked_and_stops_nobody_el
 async fn an_exchange_that_is_missing_or_of_another_type_is_exit_5() {
     let database = database().await;
     let missing = Exchange::missing(&shared());
-    let flags = ["--amqp-exchange", &missing.name, "--amqp-declare=false"];
+    let flags = ["--exchange", &missing.name, "--amqp-declare=false"];
     let mut refused = starting(&database, &missing.url, &flags);
     refused.exits_with(5).await;
     assert!(refused.log().contains("NOT_FOUND") && refused.log().contains(&missing.name), "{}", refused.log());
 
     let fanout = Exchange::declare_as(&shared(), ExchangeKind::Fanout).await;
-    let mut refused = starting(&database, &fanout.url, &["--amqp-exchange", &fanout.name]);
+    let mut refused = starting(&database, &fanout.url, &["--exchange", &fanout.name]);
     refused.exits_with(5).await;
     assert!(refused.log().contains("PRECONDITION_FAILED"), "{}", refused.log());
     assert!(refused.log().contains("--amqp-declare=false"), "{}", refused.log());
@@ -364,28 +388,28 @@ async fn check_tells_of_server_exchange_and_permissions_and_declares_nothing() {
     let looked = async |sink: &str, flags: &[&str]| check(&[&[&source, "--sink", sink], flags].concat()).await;
 
     let missing = Exchange::missing(&sink);
-    let found = looked(&sink, &["--amqp-exchange", &missing.name]).await;
+    let found = looked(&sink, &["--exchange", &missing.name]).await;
     found.would_start();
     found.is_fine("sink", "RabbitMQ 4.");
     found.is_fine("exchange", "a run declares it");
     found.warns("bindings", "no queue is bound");
-    let found = looked(&sink, &["--amqp-exchange", &missing.name, "--amqp-declare=false"]).await;
+    let found = looked(&sink, &["--exchange", &missing.name, "--amqp-declare=false"]).await;
     found.fails_only(&["exchange"], 5);
 
     let exchange = Exchange::declare(&sink).await;
-    let found = looked(&sink, &["--amqp-exchange", &exchange.name]).await;
+    let found = looked(&sink, &["--exchange", &exchange.name]).await;
     found.would_start();
     found.is_fine("exchange", "durable topic exchange");
     found.is_fine("permission", "may be written to");
     let fanout = Exchange::declare_as(&sink, ExchangeKind::Fanout).await;
-    looked(&sink, &["--amqp-exchange", &fanout.name]).await.fails_only(&["exchange"], 5);
+    looked(&sink, &["--exchange", &fanout.name]).await.fails_only(&["exchange"], 5);
 
     server.control(&["add_user", "reader", "s3cret"]).await;
     server.control(&["set_permissions", "reader", "^$", "^$", ".*"]).await;
     let reader = sink.replace("guest:guest", "reader:s3cret");
-    let found = looked(&reader, &["--amqp-exchange", &exchange.name, "--amqp-declare=false"]).await;
+    let found = looked(&reader, &["--exchange", &exchange.name, "--amqp-declare=false"]).await;
     found.fails_only(&["permission"], 5);
-    let mut refused = starting(&database, &reader, &["--amqp-exchange", &exchange.name, "--amqp-declare=false"]);
+    let mut refused = starting(&database, &reader, &["--exchange", &exchange.name, "--amqp-declare=false"]);
     refused.until_streaming(&database).await;
     add(&database, 0, 1, 1, 0).await;
     refused.exits_with(5).await;

@@ -1,12 +1,14 @@
 //! Letters for people, and for programs.
 
 use std::fmt::Write as _;
+use std::io::{IsTerminal as _, stdout};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::{Place, Store, sink_halt, source_halt};
 use crate::cli::print;
+use crate::dead_letters::Page;
 use crate::dead_letters::letter::Kept;
 use crate::failure::{ExitCode, Halt};
 
@@ -14,17 +16,26 @@ use crate::failure::{ExitCode, Halt};
 const WIDEST: usize = 36;
 const LONGEST_REASON: usize = 80;
 
-pub async fn list(store: Store, place: &Place, limit: u32, json: bool) -> Result<ExitCode, Halt> {
+pub async fn list(mut store: Store, place: &Place, page: &Page<'_>, json: bool) -> Result<ExitCode, Halt> {
+    if let Some(before) = page.before {
+        // A mistyped one must not look like the end of the list.
+        store.find(&place.whose(), before).await?;
+    }
     let letters = match store {
-        Store::Table(mut letters) => letters.list(&place.whose(), limit).await.map_err(source_halt)?,
-        Store::Topic(letters) => letters.list(limit as usize).await.map_err(sink_halt)?,
+        Store::Table(mut letters) => letters.list(&place.whose(), page).await.map_err(source_halt)?,
+        Store::Topic(letters) => letters.list(page).await.map_err(sink_halt)?,
     };
     if json {
         let lines: String = letters.iter().map(|letter| format!("{}\n", letter.to_json(false))).collect();
         return print(lines.as_bytes());
     }
     if letters.is_empty() {
-        return print(format!("no dead letters in {}\n", place.publisher().dead_letter.describe()).as_bytes());
+        let such = match (page.waiting, page.before) {
+            (false, None) => "no dead letters",
+            (true, None) => "no dead letters that wait",
+            (_, Some(_)) => "no dead letters before that",
+        };
+        return print(format!("{such} in {}\n", place.publisher().dead_letter.describe()).as_bytes());
     }
     print(table(&letters).as_bytes())
 }
@@ -62,13 +73,22 @@ fn table(letters: &[Kept]) -> String {
     text
 }
 
+/// Without what would command a terminal.
+fn tame(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// One line of at most so many characters.
 fn short(text: &str, most: usize) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line = tame(text);
     match line.chars().count() > most {
         true => line.chars().take(most - 1).chain(['…']).collect(),
         false => line,
     }
+}
+
+fn commands(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
 fn readable(bytes: &[u8]) -> String {
@@ -82,11 +102,12 @@ pub async fn show(mut store: Store, place: &Place, id: &str, json: bool) -> Resu
     let kept = store.find(&place.whose(), id).await?;
     match json {
         true => print(format!("{}\n", kept.to_json(true)).as_bytes()),
-        false => print(&written(&kept)),
+        false => print(&written(&kept, stdout().is_terminal())),
     }
 }
 
-fn written(kept: &Kept) -> Vec<u8> {
+/// A payload is written as it is, unless that would command a terminal.
+fn written(kept: &Kept, terminal: bool) -> Vec<u8> {
     let letter = &kept.letter;
     let replayed = match (&kept.replayed_at, kept.replayed) {
         (Some(at), _) => at,
@@ -109,19 +130,19 @@ fn written(kept: &Kept) -> Vec<u8> {
         ("attempts", letter.attempts.to_string()),
         ("reason", letter.reason.clone()),
     ] {
-        let _ = writeln!(text, "{name:<10} {value}");
+        let _ = writeln!(text, "{name:<10} {}", tame(&value));
     }
     text.push_str("headers\n");
     for (name, value) in letter.headers.iter() {
-        let _ = writeln!(text, "  {name}: {}", value.map_or_else(none, readable));
+        let _ = writeln!(text, "  {}: {}", tame(name), tame(&value.map_or_else(none, readable)));
     }
     let mut text = text.into_bytes();
     match letter.value.as_deref() {
         None => text.extend_from_slice(b"value      -\n"),
         Some(value) => {
             let (form, shown) = match std::str::from_utf8(value) {
-                Ok(_) => ("", value.to_vec()),
-                Err(_) => (", in base64", BASE64.encode(value).into_bytes()),
+                Ok(text) if !(terminal && text.chars().any(commands)) => ("", value.to_vec()),
+                _ => (", in base64", BASE64.encode(value).into_bytes()),
             };
             text.extend_from_slice(format!("value      {} bytes{form}\n", value.len()).as_bytes());
             text.extend_from_slice(&shown);
@@ -154,7 +175,21 @@ mod tests {
     #[test]
     fn a_payload_that_is_no_text_is_shown_in_base64() {
         let kept = Kept { letter: Letter { value: Some(vec![0, 255]), ..Letter::default() }, ..Kept::default() };
-        let text = String::from_utf8(written(&kept)).unwrap();
+        let text = String::from_utf8(written(&kept, false)).unwrap();
         assert!(text.ends_with("value      2 bytes, in base64\nAP8=\n"), "{text}");
+    }
+
+    #[test]
+    fn nothing_of_a_letter_commands_a_terminal() {
+        let mut headers = crate::route::Headers::default();
+        headers.push("h\u{1b}[2J", Some(b"v\x1b[2J"));
+        let hostile = || Some(b"\x1b]0;owned\x07{}\n".to_vec());
+        let letter =
+            Letter { value: hostile(), key: hostile(), reason: "\u{1b}[31m".to_owned(), headers, ..Letter::default() };
+        let kept = Kept { letter, ..Kept::default() };
+        let shown = String::from_utf8(written(&kept, true)).unwrap();
+        assert!(!shown.contains('\u{1b}') && shown.contains("in base64"), "{shown:?}");
+        // For a program, the payload is what it is.
+        assert!(written(&kept, false).ends_with(b"\x1b]0;owned\x07{}\n\n"));
     }
 }

@@ -292,7 +292,7 @@ pub(super) fn exchange_remedy(error: &Error, settings: &RabbitSettings) -> Optio
             Some(format!("declare the exchange `{exchange}` and bind queues to it, or leave out --amqp-declare=false"))
         }
         406 => Some(format!(
-            "the exchange `{exchange}` is there, but is no durable topic exchange: name another in --amqp-exchange, or take it \
+            "the exchange `{exchange}` is there, but is no durable topic exchange: name another in --exchange, or take it \
              as it is with --amqp-declare=false"
         )),
         403 => Some(format!(

@@ -238,7 +238,7 @@ mod tests {
             (MESSAGE_GROUP, 2),
             (NATIVE_STATUS, 1),
             (CHECKPOINT, 1),
-            (letters::CREATE, 2),
+            (letters::CREATE, 3),
         ] {
             let filled = schema::fill(script, |_| None);
             assert_eq!(commands(&filled).len(), expected, "{filled}");

@@ -152,6 +152,12 @@ impl Store {
         each!(self, store => store.mark(batch).await)
     }
 
+    /// Sets a row done that has failed for good and was delivered all the same, if it still is so; says whether it was.
+    /// The id is the event's, as the record's header has it.
+    pub async fn settle(&mut self, table: u32, id: &str) -> Result<bool, SourceFailure> {
+        each!(self, store => store.settle(table, id).await)
+    }
+
     async fn recover(&mut self, all: bool) -> Result<u64, SourceFailure> {
         each!(self, store => store.recover(all).await)
     }

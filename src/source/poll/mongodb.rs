@@ -253,13 +253,14 @@ impl MongoStore {
                 Test::IsNull => {
                     filter.insert(field, Bson::Null);
                 }
-                Test::BelowMost => also.push(match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = format!("${}", self.view.name(own));
-                        doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, { "$ifNull": [own, self.view.most] }] }
-                    }
-                    None => doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, self.view.most] },
-                }),
+                Test::BelowMost | Test::Exhausted => {
+                    let most = match self.view.scheme.own_most {
+                        Some(own) => doc! { "$ifNull": [format!("${}", self.view.name(own)), self.view.most] }.into(),
+                        None => Bson::from(self.view.most),
+                    };
+                    let is = if *test == Test::Exhausted { "$gte" } else { "$lt" };
+                    also.push(doc! { is: [{ "$ifNull": [format!("${field}"), 0] }, most] });
+                }
                 Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
                 Test::LeasePast => also.push(doc! { "$lt": [
                     { "$ifNull": [format!("${field}"), Bson::Null] },
@@ -334,6 +335,24 @@ impl MongoStore {
         let update = vec![doc! { "$set": self.sets(sets, refused) }];
         let set = collection.update_many(filter, update).hint(by_id()).await;
         set.map(|_| ())
+            .map_err(|error| server_error::classify(&error, &Doing::Writing(collection.namespace().to_string())))
+    }
+
+    /// Sets a document done that has failed for good, if it still has; says whether it had.
+    pub async fn settle(&self, table: u32, id: &str) -> Result<bool, SourceFailure> {
+        let collection = &self.collections[table as usize];
+        // A header has the text of an id, whatever the id's type is.
+        let mut ids = vec![Bson::from(id)];
+        ids.extend(ObjectId::parse_str(id).map(Bson::from));
+        ids.extend(Uuid::parse_str(id).map(Bson::from));
+        ids.extend(id.parse::<i64>().map(Bson::from));
+        let mut filter = self.tests(self.view.scheme.failed);
+        let field = if self.view.id.is_empty() { "_id" } else { &self.view.id };
+        filter.insert(field, doc! { "$in": ids });
+        let update = vec![doc! { "$set": self.sets(self.view.scheme.done, &[]) }];
+        let settled = collection.update_one(filter, update).await;
+        settled
+            .map(|settled| settled.matched_count > 0)
             .map_err(|error| server_error::classify(&error, &Doing::Writing(collection.namespace().to_string())))
     }
 

@@ -260,13 +260,8 @@ impl MyStore {
                 Test::Is(text) => format!("{column} = {}", literal(text)),
                 Test::IsNumber(number) => format!("{column} = {number}"),
                 Test::IsNull => format!("{column} IS NULL"),
-                Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = quote(&self.view.name(own));
-                        format!("coalesce({column}, 0) < coalesce({own}, {})", self.view.most)
-                    }
-                    None => format!("coalesce({column}, 0) < {}", self.view.most),
-                },
+                Test::BelowMost => format!("coalesce({column}, 0) < {}", self.most()),
+                Test::Exhausted => format!("coalesce({column}, 0) >= {}", self.most()),
                 Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
                 Test::LeasePast => {
                     format!("({column} IS NULL OR {column} < {NOW} - INTERVAL {} SECOND)", seconds(self.view.lease))
@@ -274,6 +269,35 @@ impl MyStore {
             }
         });
         written.collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// How often a row may fail.
+    fn most(&self) -> String {
+        match self.view.scheme.own_most {
+            Some(own) => format!("coalesce({}, {})", quote(&self.view.name(own)), self.view.most),
+            None => self.view.most.to_string(),
+        }
+    }
+
+    /// Sets a row done that has failed for good, if it still has; says whether it had.
+    pub async fn settle(&mut self, table: u32, id: &str) -> Result<bool, SourceFailure> {
+        let tables = self.tables.clone();
+        let of = &tables[table as usize];
+        let as_uuid = self.uuid_columns.iter().any(|column| column.eq_ignore_ascii_case(&self.view.id));
+        let hex: String = id.chars().filter(|c| *c != '-').collect();
+        let id = match as_uuid && hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            true => format!("x'{hex}'").into(),
+            false => value_of(of, &self.view.id, id.as_bytes()),
+        };
+        let statement = format!(
+            "UPDATE {} SET {} WHERE {} = {id} AND {}",
+            of.quoted(),
+            self.sets(of, self.view.scheme.done, &[]),
+            quote(&self.view.id),
+            self.tests(self.view.scheme.failed),
+        );
+        self.session.execute(&statement).await?;
+        Ok(self.session.query_one("SELECT ROW_COUNT()").await?.number(0) > 0)
     }
 
     /// What is set; `refused` are the rows with their reasons and pauses.

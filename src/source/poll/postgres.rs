@@ -330,13 +330,8 @@ impl PgStore {
                 Test::Is(text) => format!("{column} = {}", literal(text)),
                 Test::IsNumber(number) => format!("{column} = {number}"),
                 Test::IsNull => format!("{column} IS NULL"),
-                Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = quote(&self.view.name(own));
-                        format!("coalesce({column}, 0) < coalesce({table}.{own}, {})", self.view.most)
-                    }
-                    None => format!("coalesce({column}, 0) < {}", self.view.most),
-                },
+                Test::BelowMost => format!("coalesce({column}, 0) < {}", self.most(table)),
+                Test::Exhausted => format!("coalesce({column}, 0) >= {}", self.most(table)),
                 Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
                 Test::LeasePast => {
                     format!("({column} IS NULL OR {column} < clock_timestamp() - {})", self.lease())
@@ -344,6 +339,30 @@ impl PgStore {
             }
         });
         written.collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// How often a row may fail.
+    fn most(&self, table: &str) -> String {
+        match self.view.scheme.own_most {
+            Some(own) => format!("coalesce({table}.{}, {})", quote(&self.view.name(own)), self.view.most),
+            None => self.view.most.to_string(),
+        }
+    }
+
+    /// Sets a row done that has failed for good, if it still has; says whether it had.
+    pub async fn settle(&self, table: u32, id: &str) -> Result<bool, SourceFailure> {
+        let of = &self.tables[table as usize];
+        let statement = format!(
+            "UPDATE {} t SET {} WHERE t.{} = {}::{} AND {}",
+            of.catalog.quoted(),
+            self.sets(of, self.view.scheme.done),
+            quote(&self.view.id),
+            literal(id),
+            of.type_of(&self.view.id),
+            self.tests(self.view.scheme.failed, "t"),
+        );
+        let settled = self.session.execute(&statement, &[]).await;
+        settled.map(|rows| rows > 0).map_err(|error| classify_sql(&error, &format!("marking {}", of.catalog.quoted())))
     }
 
     fn lease(&self) -> String {
