@@ -54,7 +54,8 @@ pub(super) fn shape(command: clap::Command) -> clap::Command {
     ];
     let help = "Topic that the relay delivers to; repeatable [default: the pipeline's, else the layout's]";
     let topics = |arg: clap::Arg| arg.action(ArgAction::Append).value_delimiter(',').help(help);
-    command.mut_arg("topic", topics).mut_args(|arg| {
+    let layout = |arg: clap::Arg| arg.default_value("produce-receive");
+    command.mut_arg("topic", topics).mut_arg("layout", layout).mut_args(|arg| {
         let heading = arg.get_help_heading().unwrap_or_default();
         let hidden = OF_RELAYS.contains(&heading) || ALSO.contains(&arg.get_id().as_str());
         if hidden { arg.hide(true) } else { arg }

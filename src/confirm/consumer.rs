@@ -186,6 +186,7 @@ pub fn judge(error: &KafkaError, settings: &ConfirmSettings, contacted: bool) ->
 /// How long a single question may take, and how long the cluster is given to answer at all.
 const QUESTION: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Waits for the cluster, and makes sure of the topics; how many partitions each has.
 pub fn look(consumer: &Consumer, settings: &ConfirmSettings, contacted: &mut bool) -> Result<Vec<i32>, Failure> {
@@ -193,11 +194,6 @@ pub fn look(consumer: &Consumer, settings: &ConfirmSettings, contacted: &mut boo
     let mut partitions = Vec::new();
     for topic in &settings.topics {
         loop {
-            while let Some(event) = consumer.poll(Duration::ZERO) {
-                if let Err(error) = event {
-                    judge(&error, settings, *contacted)?;
-                }
-            }
             let asked = consumer.fetch_metadata(Some(topic), QUESTION);
             let trouble = match asked {
                 Err(error) => format!("Kafka at {} does not answer: {error}", brokers(settings)),
@@ -238,7 +234,13 @@ pub fn look(consumer: &Consumer, settings: &ConfirmSettings, contacted: &mut boo
             if began.elapsed() >= PATIENCE {
                 return Err(Failure::Retry { what: trouble });
             }
-            std::thread::sleep(Duration::from_millis(200));
+            // Why it does not answer comes as an event.
+            let again = Instant::now() + PAUSE;
+            while let Some(left) = again.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+                if let Some(Err(error)) = consumer.poll(left) {
+                    judge(&error, settings, *contacted)?;
+                }
+            }
         }
     }
     Ok(partitions)

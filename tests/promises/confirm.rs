@@ -7,6 +7,12 @@ use crate::support::{
     mysql_session, outboxd, shared_kafka, unique, variable,
 };
 
+/// The statement that mends it.
+fn remedy(said: &str) -> &str {
+    let (_, remedy) = said.rsplit_once("remedy: ").unwrap_or_else(|| panic!("no remedy: {said}"));
+    remedy.split(';').next().unwrap_or(remedy).trim()
+}
+
 /// What it says when it cannot begin.
 async fn refused(arguments: &[&str], code: i32) -> String {
     let ended = outboxd(&[arguments, &["--admin", "off", "--log-format", "text"]].concat()).await;
@@ -49,8 +55,7 @@ async fn a_table_that_is_not_ready_is_exit_3_with_what_mends_it() {
 
         outbox.execute("CREATE TABLE bare (id BIGINT PRIMARY KEY, stid VARCHAR(20))").await;
         let said = refused(&confirm("bare"), 3).await;
-        let (_, remedy) = said.split_once("remedy: ").expect("there is a remedy");
-        let statement = remedy.split(';').next().expect("a statement");
+        let statement = remedy(&said);
         assert!(statement.starts_with("ALTER TABLE"), "{said}");
         outbox.execute(statement).await;
         let mut mended = confirm("bare");
@@ -80,8 +85,7 @@ async fn rights_to_two_columns_are_enough_and_fewer_are_exit_3() {
     assert!(said.contains("lacks UPDATE (received_at)"), "{said}");
     zones.polled.outbox.execute(&format!("REVOKE ALL ON produced FROM {role}")).await;
     let said = refused(&zones.arguments(&as_role, &group, &[]), 3).await;
-    let (_, grant) = said.split_once("remedy: ").expect("there is a remedy");
-    zones.polled.outbox.execute(grant).await;
+    zones.polled.outbox.execute(remedy(&said)).await;
     zones.confirmer_at(&as_role, &["--until-caught-up"]).exits_with(0).await;
     assert_eq!(zones.received().await, 10);
     zones.polled.outbox.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
@@ -106,8 +110,7 @@ async fn rights_to_two_columns_are_enough_for_mysql_and_mariadb_too() {
         // Of a table of which it may know nothing the server says that there is none.
         zones.polled.outbox.execute(&format!("GRANT SELECT (id, received_at) ON produced TO '{user}'@'%'")).await;
         let said = refused(&zones.arguments(&as_user, &group, &[]), 3).await;
-        let (_, grant) = said.split_once("remedy: ").expect("there is a remedy");
-        zones.polled.outbox.execute(grant.trim()).await;
+        zones.polled.outbox.execute(remedy(&said)).await;
         zones.confirmer_at(&as_user, &["--until-caught-up"]).exits_with(0).await;
         assert_eq!(zones.received().await, 10);
         admin.execute(&format!("DROP USER '{user}'@'%'")).await.expect("the user is dropped");
