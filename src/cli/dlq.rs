@@ -66,7 +66,7 @@ pub struct ListArgs {
     #[arg(long, help_heading = "Dead letters")]
     json: bool,
     /// How many of the newest to print
-    #[arg(long, value_name = "NUMBER", default_value = "100", help_heading = "Dead letters")]
+    #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Dead letters")]
     limit: u32,
     /// Only letters that come before this one: the first of a list gives the page before it
     #[arg(long, value_name = "ID", help_heading = "Dead letters")]
@@ -79,7 +79,8 @@ pub struct ListArgs {
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// The letter, as `list` names it
-    id: String,
+    #[arg(required = true)]
+    id: Option<String>,
     #[command(flatten)]
     whose: WhoseArgs,
     /// Print a JSON object
@@ -134,13 +135,14 @@ impl DlqCommand {
         }
     }
 
-    /// `replay --all SOURCE`, `purge SOURCE`: what stands alone there is no letter's id.
+    /// `replay --all SOURCE`, `purge SOURCE`, `show SOURCE` without a letter: what stands alone there is no letter's id.
     pub(super) fn complete(&mut self) {
         let is_source = |text: &String| text.contains("://") || text.starts_with("env:") || text.starts_with("file:");
         let (id, whose) = match self {
+            DlqCommand::Show(args) => (&mut args.id, &mut args.whose),
             DlqCommand::Replay(args) => (&mut args.id, &mut args.whose),
             DlqCommand::Purge(args) => (&mut args.id, &mut args.whose),
-            DlqCommand::List(_) | DlqCommand::Show(_) => return,
+            DlqCommand::List(_) => return,
         };
         if let Some(source) = id.take_if(|id| is_source(id)) {
             whose.pipelines.pipeline.source = Some(source.into());
@@ -161,6 +163,9 @@ pub(super) fn execute(mut command: DlqCommand) -> Result<ExitCode, Halt> {
     {
         return Err(usage("what is to be replayed?", "name one letter, or say --all"));
     }
+    if let DlqCommand::Show(ShowArgs { id: None, .. }) = &command {
+        return Err(usage("which letter is to be shown?", "name one, as `outboxd dlq list` does, before SOURCE"));
+    }
     if let DlqCommand::Purge(PurgeArgs { id: Some(_), all, older_than, .. }) = &command
         && (*all || older_than.is_some())
     {
@@ -177,7 +182,9 @@ pub(super) fn execute(mut command: DlqCommand) -> Result<ExitCode, Halt> {
                     let page = Page { limit: args.limit, before: args.before.as_deref(), waiting: args.waiting };
                     show::list(store, &place, &page, args.json).await
                 }
-                DlqCommand::Show(args) => show::show(store, &place, &args.id, args.json).await,
+                DlqCommand::Show(args) => {
+                    show::show(store, &place, args.id.as_deref().unwrap_or_default(), args.json).await
+                }
                 DlqCommand::Replay(args) => resend::run(store, &place, args.id.as_deref()).await,
                 DlqCommand::Purge(args) => {
                     let older_than = args.older_than.map(|Span(age)| age).unwrap_or_default();

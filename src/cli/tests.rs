@@ -212,9 +212,19 @@ fn dlq_takes_the_options_of_run_as_a_layer() {
         // Brokers are only needed by who sends.
         assert_eq!(args.without_sink, !line.contains("replay"), "{line}");
     }
-    for line in
-        ["outboxd dlq", "outboxd dlq show", "outboxd dlq list --older-than 30d", "outboxd dlq purge --older-than x"]
-    {
+    for line in [
+        "outboxd dlq",
+        "outboxd dlq show",
+        "outboxd dlq list --older-than 30d",
+        "outboxd dlq purge --older-than x",
+        "outboxd dlq list --limit 0",
+    ] {
         assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+    }
+    // A source in the place of a letter is not taken for one, and its password is not shown.
+    for line in ["outboxd dlq show postgres://a:hunter2@h/db", "outboxd dlq purge postgres://a:hunter2@h/db --yes"] {
+        assert_eq!(layer(line).pipeline.source, Some("postgres://a:hunter2@h/db".into()), "{line}");
+        let halt = execute(parsed(&format!("{line} --dead-letter none")).unwrap()).unwrap_err().to_string();
+        assert!(!halt.contains("hunter2"), "{halt}");
     }
 }

@@ -22,6 +22,7 @@ use super::SinkFailure;
 use super::json::{self, Parts};
 use super::lanes::{Courier, Parcel, Refusal};
 use crate::config::{HttpBody, HttpSettings, Secret};
+use crate::dead_letters::letter::REPLAYED;
 use crate::preflight::Report;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +33,7 @@ const ANSWER_BYTES: usize = 300;
 
 const SIGNATURE: &str = "x-outboxd-signature";
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
+const REPLAYED_AT: &str = "x-outboxd-replayed";
 
 pub struct HttpCourier {
     client: Client,
@@ -162,8 +164,15 @@ impl HttpCourier {
         if let Ok(key) = HeaderValue::try_from(idempotency_key(batch)) {
             headers.insert(IDEMPOTENCY_KEY, key);
         }
+        // A dead letter that is sent again comes alone. Of most forms its own headers are no part.
+        if let [parcel] = batch
+            && let Some((_, Some(moment))) = parcel.headers.iter().find(|(name, _)| *name == REPLAYED)
+            && let Ok(moment) = HeaderValue::from_bytes(moment)
+        {
+            headers.insert(REPLAYED_AT, moment);
+        }
         if let (HttpBody::Single, Some(parcel)) = (self.body, batch.first()) {
-            for (name, value) in parcel.headers.iter() {
+            for (name, value) in parcel.headers.iter().filter(|(name, _)| *name != REPLAYED) {
                 let name = HeaderName::try_from(format!("x-outboxd-{name}"));
                 let value = value.and_then(|value| HeaderValue::from_bytes(value).ok());
                 if let (Ok(name), Some(value)) = (name, value) {

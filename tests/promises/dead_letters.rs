@@ -254,6 +254,8 @@ async fn what_a_server_refuses_is_kept_and_replayed_when_it_is_not_refused_any_m
     assert_eq!((request.path.as_str(), &event["value"]), ("/in", &json!({"id": "bad"})));
     assert_eq!((&event["key"], &event["headers"]["trace"]), (&json!("k"), &json!("t1")));
     assert!(event["headers"]["outboxd.replayed"].is_string() && event["headers"]["outboxd.reason"].is_null());
+    assert_eq!(request.header("x-outboxd-replayed"), event["headers"]["outboxd.replayed"].as_str());
+    assert!(taken.iter().all(|other| other.header("x-outboxd-replayed").is_none() || has(other, "bad")));
     assert_eq!(pipeline.list().await[0]["replayed"], true);
     let (code, _) = pipeline.dlq(&["purge", "--all", "--yes"]).await;
     assert_eq!((code, pipeline.list().await.len()), (0, 0));

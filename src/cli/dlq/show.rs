@@ -48,7 +48,7 @@ fn table(letters: &[Kept]) -> String {
         rows.push([
             id.clone(),
             when,
-            short(letter.topic.as_deref().unwrap_or("-"), WIDEST),
+            short(letter.topic.as_deref().filter(|topic| !topic.is_empty()).unwrap_or("-"), WIDEST),
             short(&letter.key.as_deref().map_or_else(|| "-".to_owned(), readable), WIDEST),
             short(letter.event_id.as_deref().unwrap_or("-"), WIDEST),
             if *replayed { "yes" } else { "no" }.to_owned(),
