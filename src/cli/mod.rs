@@ -12,6 +12,7 @@ pub mod init;
 pub mod logging;
 pub mod man;
 pub mod order;
+pub mod prune;
 pub mod run;
 pub mod status;
 
@@ -46,6 +47,7 @@ Examples:
   outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
   outboxd dlq list --config /etc/outboxd.toml --name orders
+  outboxd prune --config /etc/outboxd.toml --older-than 30d
 
 Exit codes:
   0  done, or stopped                 4  the position is lost
@@ -79,7 +81,9 @@ when with the sink.";
 const INIT_EXAMPLES: &str = "\
 Examples:
   outboxd init postgres://owner@db/shop --dry-run
-  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox";
+  outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox
+  outboxd init postgres://owner@db/shop --partition-by day
+  outboxd init 'mongodb://db/shop?replicaSet=rs0' --capture poll --ttl 30d";
 
 const DEMO_EXAMPLES: &str = "\
 Examples:
@@ -120,6 +124,12 @@ pub enum Command {
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
+    /// Delete rows that were delivered long ago, and keep partitions ahead; never beyond what is confirmed
+    ///
+    /// SOURCE and flags, or --config, are those of `run`: they say which position counts. --prune-after does the same while
+    /// the relay runs.
+    #[command(after_help = prune::EXAMPLES)]
+    Prune(prune::PruneArgs),
     /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -183,6 +193,18 @@ pub struct InitOptions {
     /// Give PostgreSQL's tables a trigger that wakes the poller at every commit; such commits wait for one another
     #[arg(long, help_heading = "Init")]
     pub notify: bool,
+    /// Partition the table that is created by its timestamp, so that old days can be dropped as a whole
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Init")]
+    pub partition_by: Option<PartitionBy>,
+    /// Have MongoDB itself delete documents that were delivered longer ago than this (a TTL index)
+    #[arg(long, value_name = "DURATION", help_heading = "Init")]
+    pub ttl: Option<config::Span>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PartitionBy {
+    /// One partition a day, in UTC
+    Day,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -263,7 +285,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 4] = ["run", "check", "init", "dlq"];
+const LAYERED: [&str; 5] = ["run", "check", "init", "dlq", "prune"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -347,6 +369,10 @@ impl Command {
                 Some(&mut args.pipelines)
             }
             Command::Dlq { command } => Some(command.layer()),
+            Command::Prune(args) => {
+                args.pipelines.without_sink = true;
+                Some(&mut args.pipelines)
+            }
             _ => None,
         }
     }
@@ -410,6 +436,11 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),
         Command::Dlq { command } => dlq::execute(command),
+        Command::Prune(prune::PruneArgs { pipelines, prune }) => {
+            let settings = pipelines.settings()?;
+            logging::start_quietly(settings.process.log_format);
+            block_on(prune::run(settings, prune))
+        }
         Command::Demo(args) => {
             // The demo speaks for itself.
             if std::env::var_os("RUST_LOG").is_some() {

@@ -121,7 +121,14 @@ impl MongoDb {
     async fn init(&self, stage: &Stage) -> Result<(), Halt> {
         let pipeline = PipelineOptions { source: Some(self.secret_url().into()), ..PipelineOptions::default() };
         let settings = Settings::load(Said { pipeline, without_sink: true, ..Said::default() })?;
-        let options = InitOptions { dry_run: false, payload: PayloadType::Jsonb, status_columns: false, notify: false };
+        let options = InitOptions {
+            dry_run: false,
+            payload: PayloadType::Jsonb,
+            status_columns: false,
+            notify: false,
+            partition_by: None,
+            ttl: None,
+        };
         for pipeline in &settings.pipelines {
             let mut say = |line: &str| stage.line(stage.dim(format_args!("              {line}")));
             stage.line(stage.dim(format_args!("              $ outboxd init '{}'", self.url())));
