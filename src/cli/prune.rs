@@ -9,7 +9,7 @@ use clap::Args;
 use super::{PipelineArgs, print};
 use crate::config::{PipelineSettings, Settings, Span};
 use crate::failure::{ExitCode, Failure, Halt};
-use crate::retention::{self, Done, Wish};
+use crate::retention::{self, Done, Ears, Wish};
 use crate::source::SourceFailure;
 
 pub const EXAMPLES: &str = "\
@@ -60,10 +60,13 @@ pub async fn run(settings: Settings, options: PruneOptions) -> Result<ExitCode, 
             worst = Some(halt);
         }
     };
-    let unheard = |_| {};
+    let waiting = |why: &str| {
+        let _ = writeln!(std::io::stderr(), "waiting: {why}");
+    };
+    let ears = Ears { deleted: &|_| {}, waiting: &waiting };
     let mut seen: Vec<(&PipelineSettings, _)> = Vec::new();
     for (pipeline, wish) in all.iter().zip(&wishes) {
-        let jobs = match retention::jobs(pipeline, all, None, wish, &unheard) {
+        let jobs = match retention::jobs(pipeline, all, None, wish, ears) {
             Ok(jobs) => jobs,
             Err(halt) => {
                 troubled(halt);

@@ -32,14 +32,15 @@ pub struct Reader<'a> {
 }
 
 /// All of them.
-#[derive(Default)]
 pub struct Fence<'a> {
     readers: Vec<Reader<'a>>,
+    /// Hears of who is waited for.
+    waiting: &'a (dyn Fn(&str) + Sync),
 }
 
 impl<'a> Fence<'a> {
-    pub fn new(readers: Vec<Reader<'a>>) -> Self {
-        Fence { readers }
+    pub fn new(readers: Vec<Reader<'a>>, waiting: &'a (dyn Fn(&str) + Sync)) -> Self {
+        Fence { readers, waiting }
     }
 
     /// Whether nobody reads the table from its log.
@@ -49,12 +50,30 @@ impl<'a> Fence<'a> {
 
     /// Waits until all have passed the position, or says who has not.
     pub async fn wait(&self, upto: &Position, patience: Duration) -> Result<Option<String>, SourceFailure> {
+        self.wait_for(upto, patience, false).await
+    }
+
+    /// Waits until all would go on behind the position also after a crash.
+    pub async fn wait_stored(&self, upto: &Position, patience: Duration) -> Result<Option<String>, SourceFailure> {
+        self.wait_for(upto, patience, true).await
+    }
+
+    async fn wait_for(
+        &self,
+        upto: &Position,
+        patience: Duration,
+        stored: bool,
+    ) -> Result<Option<String>, SourceFailure> {
         let deadline = Instant::now() + patience;
         for reader in &self.readers {
+            let mut told = false;
             loop {
-                let Some(why) = reader.held_back(upto).await? else { break };
+                let Some(why) = reader.held_back(upto, stored).await? else { break };
                 if Instant::now() >= deadline {
                     return Ok(Some(why));
+                }
+                if !std::mem::replace(&mut told, true) {
+                    (self.waiting)(&why);
                 }
                 tokio::time::sleep(if reader.here.is_some() { LOOK_HERE } else { LOOK_ELSEWHERE }).await;
             }
@@ -64,8 +83,8 @@ impl<'a> Fence<'a> {
 }
 
 impl Reader<'_> {
-    async fn held_back(&self, upto: &Position) -> Result<Option<String>, SourceFailure> {
-        if let Some(status) = self.here {
+    async fn held_back(&self, upto: &Position, stored: bool) -> Result<Option<String>, SourceFailure> {
+        if let Some(status) = self.here.filter(|_| !stored) {
             let stands = status.position();
             if stands.as_ref().is_some_and(|stands| stands.covers(upto)) {
                 return Ok(None);

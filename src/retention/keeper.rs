@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use super::day::moment;
-use super::{Done, Wish, jobs};
+use super::{Done, Ears, Wish, jobs};
 use crate::config::{Capture, PipelineSettings, SourceSettings};
 use crate::event::Micros;
 use crate::source::SourceFailure;
@@ -63,7 +63,8 @@ async fn pass(of: &PipelineSettings, all: &[PipelineSettings], status: &Pipeline
     };
     // A poller needs no fence of its own, and a log's is told by the status.
     let here = matches!(of.capture, Capture::Log).then_some(status);
-    match jobs(of, all, here, wish, &counted) {
+    let ears = Ears { deleted: &counted, waiting: &|_| {} };
+    match jobs(of, all, here, wish, ears) {
         Err(halt) => pruned.last_error = Some(halt.to_string()),
         Ok(jobs) => {
             for job in jobs {

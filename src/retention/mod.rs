@@ -39,6 +39,9 @@ pub const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 /// How often it is tried before the next pass.
 pub const LOCK_TRIES: u32 = 20;
 
+/// How long a pipeline is waited for that was not behind a moment ago.
+const LATER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Wish {
@@ -69,8 +72,16 @@ pub struct Job<'a> {
     /// Where an event store is polled, the (topic, publisher) pairs that are of other stores.
     pub strangers: Option<Vec<(String, String)>>,
     pub wish: &'a Wish,
-    /// Hears of each batch.
+    pub ears: Ears<'a>,
+}
+
+/// Who hears of what goes on in a pass.
+#[derive(Clone, Copy)]
+pub struct Ears<'a> {
+    /// So many rows were deleted.
     pub deleted: &'a (dyn Fn(u64) + Sync),
+    /// Somebody is waited for.
+    pub waiting: &'a (dyn Fn(&str) + Sync),
 }
 
 /// What came of a pass over one table.
@@ -113,7 +124,7 @@ pub fn jobs<'a>(
     all: &'a [PipelineSettings],
     here: Option<&'a PipelineStatus>,
     wish: &'a Wish,
-    deleted: &'a (dyn Fn(u64) + Sync),
+    ears: Ears<'a>,
 ) -> Result<Vec<Job<'a>>, Halt> {
     let usage = |what: String| Halt {
         code: ExitCode::Usage,
@@ -149,10 +160,10 @@ pub fn jobs<'a>(
             id: rule::id(of).unwrap_or_default(),
             timestamp: rule::timestamp(of),
             rule,
-            fence: Fence::new(of_log),
+            fence: Fence::new(of_log, ears.waiting),
             strangers,
             wish,
-            deleted,
+            ears,
         });
     }
     Ok(jobs)

@@ -1,6 +1,6 @@
 //! Retention in MongoDB: documents are found by what they say of themselves, and deleted by their ids.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::mongodb::Collection;
 use ::mongodb::bson::{Bson, DateTime, Document, doc};
@@ -8,7 +8,7 @@ use ::mongodb::options::{CollectionOptions, ReadConcern, ReadPreference, Selecti
 use futures_util::TryStreamExt as _;
 
 use super::rule::{Condition, Failures};
-use super::{Done, Job, rest};
+use super::{Done, Job, LATER_PATIENCE, rest};
 use crate::config::MongoSettings;
 use crate::position::Position;
 use crate::source::SourceFailure;
@@ -42,7 +42,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &MongoSettings) -> Result<Done, 
     if job.wish.dry_run {
         let found = count(&collection, goes.clone(), None).await?;
         if found > 0 {
-            match held_back(job, &connection).await? {
+            match held_back(job, &connection, job.wish.patience).await? {
                 Some(why) => done.held.push(why),
                 None => done.rows = found,
             }
@@ -59,12 +59,16 @@ pub(super) async fn pass(job: &Job<'_>, source: &MongoSettings) -> Result<Done, 
 }
 
 /// Whether what could be seen a moment ago was delivered; if not, who is behind.
-async fn held_back(job: &Job<'_>, connection: &Connection) -> Result<Option<String>, SourceFailure> {
+async fn held_back(
+    job: &Job<'_>,
+    connection: &Connection,
+    patience: Duration,
+) -> Result<Option<String>, SourceFailure> {
     if job.fence.is_open() {
         return Ok(None);
     }
     let end = StreamPosition::end_of(Server::ask(connection).await?.now);
-    job.fence.wait(&Position::Mongo(Box::new(end)), job.wish.patience).await
+    job.fence.wait(&Position::Mongo(Box::new(end)), patience).await
 }
 
 async fn rows(
@@ -77,6 +81,7 @@ async fn rows(
     let reading = Doing::Reading(collection.namespace().to_string());
     let deleting = Doing::Deleting(collection.namespace().to_string());
     let at_once = job.wish.batch.saturating_mul(BATCHES_AT_ONCE);
+    let mut patience = job.wish.patience;
     loop {
         let found = collection.find(goes.clone()).projection(doc! { "_id": 1 }).limit(at_once as i64);
         let found = found.await.map_err(|error| server_error::classify(&error, &reading))?;
@@ -86,10 +91,11 @@ async fn rows(
         if ids.is_empty() {
             return Ok(());
         }
-        if let Some(why) = held_back(job, connection).await? {
+        if let Some(why) = held_back(job, connection, patience).await? {
             done.held.push(why);
             return Ok(());
         }
+        patience = patience.min(LATER_PATIENCE);
         let mut round = 0;
         for batch in ids.chunks(job.wish.batch) {
             let begin = Instant::now();
@@ -98,7 +104,7 @@ async fn rows(
             let deleted = collection.delete_many(these).await;
             let deleted = deleted.map_err(|error| server_error::classify(&error, &deleting))?.deleted_count;
             round += deleted;
-            (job.deleted)(deleted);
+            (job.ears.deleted)(deleted);
             rest(begin.elapsed()).await;
         }
         done.rows += round;

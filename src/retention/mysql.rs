@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::day::Day;
 use super::mysql_partitions::{self, Partitioning};
 use super::rule::{Condition, Failures};
-use super::{Done, Job, no_column, no_moment, rest};
+use super::{Done, Job, LATER_PATIENCE, no_column, no_moment, rest};
 use crate::config::{MySqlSettings, TableName};
 use crate::position::Position;
 use crate::source::SourceFailure;
@@ -43,6 +43,8 @@ pub(super) struct Pass<'a> {
     pub stays: String,
     /// By its age alone.
     pub by_age: bool,
+    /// How long a pipeline that is behind is waited for.
+    patience: Duration,
 }
 
 pub(super) async fn pass(job: &Job<'_>, source: &MySqlSettings) -> Result<Done, SourceFailure> {
@@ -71,6 +73,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &MySqlSettings) -> Result<Done, 
         goes: written(&job.rule, &cutoff),
         stays: written(&job.rule.negated(), &cutoff),
         by_age: job.rule.ageless().is_always(),
+        patience: job.wish.patience,
         session,
         server,
         table,
@@ -211,7 +214,9 @@ impl Pass<'_> {
         }
         tokio::time::sleep(GROUP_COMMIT).await;
         let end = self.end_of_log().await?;
-        self.job.fence.wait(&end, self.job.wish.patience).await
+        let held = self.job.fence.wait(&end, self.patience).await?;
+        self.patience = self.patience.min(LATER_PATIENCE);
+        Ok(held)
     }
 
     /// Deletes the rows of the table, or of one of its partitions, that may go.
@@ -251,7 +256,7 @@ impl Pass<'_> {
                 self.delete(&delete).await?;
                 let deleted = self.session.query_one("SELECT ROW_COUNT()").await?.number(0);
                 done.rows += deleted;
-                (self.job.deleted)(deleted);
+                (self.job.ears.deleted)(deleted);
                 rest(begin.elapsed()).await;
             }
         }

@@ -229,6 +229,15 @@ impl Pass<'_> {
         self.job.fence.wait(&end, self.job.wish.patience).await
     }
 
+    /// The same, by what is stored: a relay that begins again must not meet rows of a table that is gone.
+    pub(super) async fn held_back_stored(&self) -> Result<Option<String>, SourceFailure> {
+        if self.job.fence.is_open() {
+            return Ok(None);
+        }
+        let end = self.end_of_log().await?;
+        self.job.fence.wait_stored(&end, self.job.wish.patience).await
+    }
+
     /// Deletes the rows of a relation that may go.
     async fn rows(&self, relation: &str, with_partitions: bool, done: &mut Done) -> Result<(), SourceFailure> {
         let only = if with_partitions { "" } else { "ONLY " };
@@ -258,7 +267,7 @@ impl Pass<'_> {
             let begin = Instant::now();
             let deleted = self.delete(&delete, relation, &ids).await?;
             done.rows += deleted;
-            (self.job.deleted)(deleted);
+            (self.job.ears.deleted)(deleted);
             rest(begin.elapsed()).await;
             ids = self.fetch(&fetch).await?;
         }

@@ -365,7 +365,7 @@ impl Pass<'_> {
         }
         let why = match self.has_what_stays(&quoted).await? {
             true => Some(kept(&name)),
-            false => self.held_back().await?,
+            false => self.held_back_stored().await?,
         };
         let Some(why) = why else {
             let drop = self.session.batch_execute(&format!("DROP TABLE {quoted}")).await;

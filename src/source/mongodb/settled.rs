@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::checkpoint::{self, Place};
 use super::server::{self, Server};
-use super::token::StreamPosition;
+use super::token::{ClusterTime, StreamPosition};
 use super::{entry, judge, lease, watch_of};
 use crate::checkpoint::SnapshotState;
 use crate::config::{MongoSettings, PipelineSettings};
@@ -57,12 +57,11 @@ pub async fn settled(
         let documents = batch.documents().into_iter().flatten().flatten();
         let (mut events, mut inserts) = (0, 0);
         for event in documents {
-            let operation = match event {
-                RawBsonRef::Document(event) => event.get_str("operationType").unwrap_or("insert").to_owned(),
-                _ => "insert".to_owned(),
-            };
             events += 1;
-            inserts += usize::from(operation == "insert");
+            let RawBsonRef::Document(event) = event else { return Ok(no) };
+            let later = event.get_timestamp("clusterTime").is_ok_and(|time| ClusterTime::from(time) > upto.time);
+            let is_insert = event.get_str("operationType").map_or(true, |operation| operation == "insert");
+            inserts += usize::from(is_insert && !later);
         }
         if inserts > 0 {
             return Ok(no);

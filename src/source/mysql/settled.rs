@@ -19,7 +19,7 @@ use super::server::Server;
 use super::tables::{self, Tables};
 use crate::checkpoint::SnapshotState;
 use crate::config::{MySqlSettings, PipelineSettings};
-use crate::event::{Chunk, Projection};
+use crate::event::{Chunk, CommitId, Projection};
 use crate::position::Position;
 use crate::retention::fence::behind;
 use crate::source::{Settled, SourceFailure, SourceStats, unpositioned};
@@ -78,7 +78,12 @@ pub async fn settled(
             Err(_) => return Ok(no),
             Ok(read) => read?,
         }
-        if !chunk.events().is_empty() {
+        let before = |commit: &CommitId| match commit {
+            // Whether it is in a set of others cannot be told.
+            CommitId::MySql { tagged: true, .. } => true,
+            commit => upto.has(commit),
+        };
+        if chunk.events().iter().any(|event| before(&chunk.commit(event).id)) {
             return Ok(no);
         }
         if let Some(Position::Binlog(end)) = chunk.end.as_ref().map(|end| &end.position)
