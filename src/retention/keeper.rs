@@ -42,22 +42,28 @@ pub async fn run(of: &PipelineSettings, all: &[PipelineSettings], status: &Pipel
     let mut pause = FIRST.min(interval);
     loop {
         tokio::time::sleep(pause).await;
-        let (pruned, is_partitioned) = pass(of, all, status, &wish).await;
-        let troubled = pruned.last_error.is_some() || pruned.held_back_by.is_some();
+        let Passed { pruned, is_partitioned, again } = pass(of, all, status, &wish).await;
         tell(of, &pruned, &mut told);
         status.pruned(pruned);
-        if after.is_none() && !is_partitioned && !troubled {
+        if after.is_none() && !is_partitioned && !again {
             // A table without partitions does not become one with them.
             return std::future::pending().await;
         }
-        pause = if troubled { interval.min(AGAIN) } else { interval };
+        pause = if again { interval.min(AGAIN) } else { interval };
     }
 }
 
+struct Passed {
+    pruned: Pruned,
+    is_partitioned: bool,
+    /// What was in the way may pass soon.
+    again: bool,
+}
+
 /// One pass over all tables.
-async fn pass(of: &PipelineSettings, all: &[PipelineSettings], status: &PipelineStatus, wish: &Wish) -> (Pruned, bool) {
+async fn pass(of: &PipelineSettings, all: &[PipelineSettings], status: &PipelineStatus, wish: &Wish) -> Passed {
     let mut pruned = Pruned::default();
-    let mut is_partitioned = false;
+    let (mut is_partitioned, mut again) = (false, false);
     let counted = |rows: u64| {
         status.metrics.pruned_rows.inc_by(rows);
     };
@@ -71,15 +77,19 @@ async fn pass(of: &PipelineSettings, all: &[PipelineSettings], status: &Pipeline
                 match job.run().await {
                     Ok(done) => {
                         is_partitioned |= done.ahead_until.is_some();
+                        again |= !done.held.is_empty();
                         add(&mut pruned, done, status);
                     }
-                    Err(failure) => pruned.last_error = Some(told_of(&failure)),
+                    Err(failure) => {
+                        again |= matches!(failure, SourceFailure::Transient { .. });
+                        pruned.last_error = Some(told_of(&failure));
+                    }
                 }
             }
         }
     }
     pruned.at = Some(moment(Micros::now().0 / 1_000_000));
-    (pruned, is_partitioned)
+    Passed { pruned, is_partitioned, again }
 }
 
 fn add(pruned: &mut Pruned, done: Done, status: &PipelineStatus) {

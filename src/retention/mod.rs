@@ -112,6 +112,11 @@ impl Job<'_> {
         }
     }
 
+    /// Whether rows go by their timestamp alone, which is what partitions are by.
+    fn is_by_age(&self) -> bool {
+        self.timestamp.as_deref().is_some_and(|timestamp| self.rule.is_age_of(timestamp))
+    }
+
     fn done(&self) -> Done {
         Done { table: self.table.to_string(), ..Done::default() }
     }

@@ -50,7 +50,8 @@ pub(super) async fn pass(job: &Job<'_>, source: &MongoSettings) -> Result<Done, 
     } else {
         rows(job, &connection, &collection, &goes, &mut done).await?;
     }
-    if let Some(timestamp) = job.timestamp.as_ref().filter(|_| job.wish.count_kept) {
+    let counts = job.wish.count_kept && !job.is_by_age();
+    if let Some(timestamp) = job.timestamp.as_ref().filter(|_| counts) {
         let stays = filter(&job.rule.negated(), cutoff);
         let old = doc! { "$and": [{ timestamp: { "$lt": cutoff } }, stays] };
         done.kept = count(&collection, old, Some(MOST_COUNTED)).await?;

@@ -72,7 +72,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &MySqlSettings) -> Result<Done, 
         job,
         goes: written(&job.rule, &cutoff),
         stays: written(&job.rule.negated(), &cutoff),
-        by_age: job.rule.ageless().is_always(),
+        by_age: job.is_by_age(),
         patience: job.wish.patience,
         session,
         server,
@@ -91,7 +91,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &MySqlSettings) -> Result<Done, 
             }
         }
     }
-    if job.wish.count_kept {
+    if job.wish.count_kept && !pass.by_age {
         done.kept = pass.kept().await?;
     }
     pass.session.close().await;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::day::Day;
 use super::mysql::{Pass, in_the_way, written};
 use super::{DAYS_AHEAD, Done, Job, LOCK_TRIES, pause_before_lock};
+use crate::source::mysql::privileges;
 use crate::source::mysql::server::Server;
 use crate::source::mysql::server_error::WireError;
 use crate::source::mysql::session::{Session, literal, quote};
@@ -169,6 +170,10 @@ pub async fn keep_ahead(
                     ahead.remarks.push(format!("no partitions of {name} were made yet: the table is busy"));
                     return Ok(ahead);
                 }
+                // Somebody else may see to it, and has time.
+                Err(error) if is_denied(&error) && ahead.until.is_some_and(|until| until >= today.plus(2)) => {
+                    return Ok(ahead);
+                }
                 Err(error) => return Err(rights(session, error)),
             }
         }
@@ -185,6 +190,10 @@ pub fn cannot_be_told(server: &Server, job: &Job<'_>) -> Option<String> {
          not be read after the table was changed; SET GLOBAL binlog_row_metadata = FULL"
             .to_owned()
     })
+}
+
+fn is_denied(error: &WireError) -> bool {
+    matches!(error.code(), Some(privileges::NO_RIGHT_TO_DATABASE | 1142 | 1143))
 }
 
 /// The server's own message names the right that is missing.

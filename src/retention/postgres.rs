@@ -71,7 +71,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &PostgresSettings) -> Result<Don
         job,
         goes: format!("({}){goes_limit}", written(&job.rule, &cutoff)),
         stays: format!("({}){stays_limit}", written(&job.rule.negated(), &cutoff)),
-        by_age: limit.is_empty() && job.rule.ageless().is_always(),
+        by_age: limit.is_empty() && job.is_by_age(),
         cutoff,
         session,
         table,
@@ -88,7 +88,7 @@ pub(super) async fn pass(job: &Job<'_>, source: &PostgresSettings) -> Result<Don
             }
         }
     }
-    if job.wish.count_kept {
+    if job.wish.count_kept && !pass.by_age {
         done.kept = pass.kept().await?;
     }
     Ok(done)

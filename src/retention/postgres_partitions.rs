@@ -184,11 +184,15 @@ pub async fn keep_ahead(
     wish: &Wish,
 ) -> Result<Ahead, SourceFailure> {
     let mut ahead = Ahead { until: by_time.last_day(), ..Ahead::default() };
-    if !by_time.ours {
+    let missing = missing_days(by_time, today);
+    if !by_time.ours || missing.is_empty() {
         return Ok(ahead);
     }
-    let missing = missing_days(by_time, today);
-    if !wish.make {
+    let asked =
+        "SELECT pg_has_role(relowner, 'USAGE'), relowner::regrole::text FROM pg_catalog.pg_class WHERE oid = $1";
+    let row = session.query_one(asked, &[&table.oid]).await.map_err(|error| session.classify(&error))?;
+    let (is_owner, owner): (bool, String) = (row.get(0), row.get(1));
+    if !wish.make || !is_owner {
         if ahead.until.is_none_or(|until| until < today.plus(2)) {
             let until = ahead.until.map_or_else(|| "none".to_owned(), |until| until.to_string());
             ahead.remarks.push(format!(
@@ -200,7 +204,7 @@ pub async fn keep_ahead(
     }
     for day in missing {
         let name = name_of(&table.name, day);
-        if wish.dry_run || make_day(session, table, day).await?.noted(&name, day, &mut ahead.remarks) {
+        if wish.dry_run || make_day(session, table, &owner, day).await?.noted(&name, day, &mut ahead.remarks) {
             ahead.until = ahead.until.max(Some(day));
             ahead.made.push(name);
         }
@@ -229,8 +233,9 @@ impl Made {
     }
 }
 
-async fn make_day(session: &SqlSession, table: &CatalogTable, day: Day) -> Result<Made, SourceFailure> {
-    let create = create_day(Some(&table.schema), &table.name, day);
+async fn make_day(session: &SqlSession, table: &CatalogTable, owner: &str, day: Day) -> Result<Made, SourceFailure> {
+    // As the table's owner, whose it is to be too.
+    let create = format!("SET LOCAL ROLE {owner}; {}", create_day(Some(&table.schema), &table.name, day));
     let doing = format!("{}: making a partition of {}", session.description(), table.quoted());
     for tried in 1..=LOCK_TRIES {
         // The default partition is looked through, and is locked meanwhile.

@@ -62,21 +62,21 @@ impl Condition {
         }
     }
 
-    /// The same without the ages. Only for a condition that is not negated.
+    /// The same, of whatever age. Only for a condition that is not negated.
     pub fn ageless(&self) -> Condition {
         match self {
-            Before(_) => All(Vec::new()),
+            Before(column) => NotNull(column.clone()),
             All(parts) => All(parts.iter().map(Condition::ageless).collect()),
             Any(parts) => Any(parts.iter().map(Condition::ageless).collect()),
             other => other.clone(),
         }
     }
 
-    /// Whether it always holds.
-    pub fn is_always(&self) -> bool {
+    /// Whether it asks for nothing but that this column is old.
+    pub fn is_age_of(&self, column: &str) -> bool {
         match self {
-            All(parts) => parts.iter().all(Condition::is_always),
-            Any(parts) => parts.iter().any(Condition::is_always),
+            Before(of) => of == column,
+            All(parts) => parts.iter().all(|part| part.is_age_of(column)),
             _ => false,
         }
     }
@@ -249,7 +249,10 @@ mod tests {
     fn from_the_log_a_row_goes_by_its_age_and_a_layout_without_one_is_refused() {
         let native = rule("native", "log", Also::default()).unwrap();
         assert_eq!(native, All(vec![All(vec![Before(column("created_at"))])]));
-        assert!(native.ageless().is_always());
+        assert!(native.is_age_of("created_at") && !native.is_age_of("published_at"));
+        // Of these the only test is a moment as well, and not the one that partitions are by.
+        assert!(!rule("occurred-on", "poll", Also::default()).unwrap().is_age_of("OccurredOnUtc"));
+        assert_eq!(native.ageless().negated(), Any(vec![Any(vec![Null(column("created_at"))])]));
         assert!(rule("debezium", "log", Also::default()).unwrap_err().contains("--column timestamp=COLUMN"));
         assert!(rule("produce-receive", "poll", Also { failed: true, ..Also::default() }).is_err());
     }

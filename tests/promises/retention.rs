@@ -211,6 +211,100 @@ async fn a_day_that_a_crash_left_detached_comes_back_with_what_was_not_delivered
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_day_that_somebody_dropped_are_still_delivered_from_the_log() {
+    for server in [Server::Newest, Server::Oldest] {
+        let database = Database::create(server).await;
+        init(&database, &["--partition-by", "day"]).await;
+        database.execute("INSERT INTO outbox (partition_key, payload) VALUES ('k', '1')").await;
+        let day = database.text("SELECT tableoid::regclass::text FROM outbox").await.expect("a partition");
+        database.execute(&format!("DROP TABLE {day}")).await;
+        database.execute("INSERT INTO outbox (partition_key, payload) VALUES ('k', '2')").await;
+        let topic = Topic::create(1).await;
+        Relay::start(&database, &topic, &["--until-caught-up"]).exits_with(0).await;
+        let values: Vec<_> = topic.reader().take(2).await.into_iter().filter_map(|record| record.value).collect();
+        assert_eq!(values, ["1", "2"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_store_may_have_days_too() {
+    let database = Database::create(Server::Oldest).await;
+    let store = ["--layout", "event-store", "--capture", "poll"];
+    init(&database, &[&store[..], &["--partition-by", "day"]].concat()).await;
+    let day = "CREATE TABLE old_day PARTITION OF events FOR VALUES FROM ('2020-01-01 00:00:00+00') TO ('2020-01-02 00:00:00+00')";
+    database.execute(day).await;
+    let add =
+        "INSERT INTO events (type, tags, data, occurred_at) VALUES ('t', '{order=1}', '{}', '2020-01-01 12:00:00+00')";
+    database.execute(add).await;
+    let (topic, url) = (Topic::create(1).await, database.url());
+    let of = [&store[..], &["--name", "store", "--topic", &topic.name, "--required-tags", "order"]].concat();
+    let deliver = async || {
+        let run = [&["run", &url, "--brokers", &topic.brokers, "--until-caught-up"], &of[..]].concat();
+        Relay::spawn(&run).exits_with(0).await;
+    };
+    deliver().await;
+    database.execute(add).await;
+    let (code, said, _) = prune(&url, &of).await;
+    assert!(code == 0 && said.contains("kept: partition old_day"), "the second is not delivered yet: {said}");
+    deliver().await;
+    let (code, said, _) = prune(&url, &of).await;
+    assert!(code == 0 && said.contains("dropped 1 partition of events: old_day"), "{said}");
+    assert_eq!(topic.reader().rest().await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_may_not_make_partitions_says_so_when_they_run_out() {
+    let grants = include_str!("../../sql/postgres/grants.sql");
+    let database = Database::create(Server::Newest).await;
+    init(&database, &["--partition-by", "day"]).await;
+    let role = unique("relay");
+    database.execute(&grants.replace("outboxd_relay", &role).replace("change me", "secret")).await;
+    let url = database.url();
+    let (_, place) = url.split_once('@').expect("a login");
+    let url = format!("postgres://{role}:secret@{place}");
+    let topic = Topic::create(1).await;
+    let run = ["run", &url, "--brokers", &topic.brokers, "--topic", &topic.name];
+    let until = async |relay: &Relay| {
+        eventually(PATIENCE, "the status tells of retention", async || {
+            let retention = relay.status().await["retention"].clone();
+            retention["partitions_until"].is_string().then_some(retention)
+        })
+        .await
+    };
+    let relay = Relay::spawn(&run);
+    assert!(until(&relay).await["held_back_by"].is_null(), "there are enough for a while");
+    relay.stop().await;
+    for ahead in 1..=7 {
+        let name = format!("SELECT to_char((now() + interval '{ahead} days') AT TIME ZONE 'UTC', 'YYYYMMDD')");
+        let name = database.text(&name).await.expect("a day");
+        database.execute(&format!("DROP TABLE outbox_p{name}")).await;
+    }
+    let relay = Relay::spawn(&run);
+    let told = until(&relay).await;
+    assert!(told["held_back_by"].as_str().is_some_and(|why| why.contains("as the table's owner")), "{told}");
+    relay.stop().await;
+    // A member of the owner's role makes them, as the owner's.
+    let before = database.text("SELECT tableowner FROM pg_tables WHERE tablename = 'outbox'").await.expect("an owner");
+    let owner = unique("owner");
+    database
+        .execute(&format!(
+            "CREATE ROLE {owner}; GRANT {owner} TO {role}; GRANT CREATE, USAGE ON SCHEMA public TO {owner};
+             ALTER TABLE outbox OWNER TO {owner}; ALTER TABLE outbox_default OWNER TO {owner}"
+        ))
+        .await;
+    let relay = Relay::spawn(&run);
+    let mine = format!("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'outbox_p%' AND tableowner = '{owner}'");
+    eventually(PATIENCE, "the partitions are made", async || (database.number(&mine).await == 7).then_some(())).await;
+    relay.stop().await;
+    database
+        .execute(&format!(
+            "REASSIGN OWNED BY {owner} TO {before}; DROP OWNED BY {owner}; DROP OWNED BY {role};
+             DROP ROLE {role}; DROP ROLE {owner}"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn writers_are_not_blocked_while_a_day_is_dropped() {
     let aged = Aged::init(Source::Postgres, &["--partition-by", "day"]).await;
     aged.outbox
@@ -266,6 +360,17 @@ async fn what_cannot_be_is_refused_with_its_exit_code() {
     usage(&["init", &url, "--ttl", "30d"], "index of MongoDB").await;
     usage(&["init", &mongodb, "--ttl", "30d"], "not delivered yet").await;
     usage(&["init", &mongodb, "--ttl", "30d", "--layout", "debezium"], "not delivered yet").await;
+
+    // What it would make is told without a server, too.
+    let ended = outboxd(&["init", "postgres://u@127.0.0.1:1/shop", "--partition-by", "day", "--dry-run"]).await;
+    for part in [
+        "PRIMARY KEY (\"id\", \"created_at\")",
+        "PARTITION BY RANGE (\"created_at\")",
+        "\"outbox_default\" PARTITION OF",
+        "ATTACH PARTITION",
+    ] {
+        assert!(ended.code == 0 && ended.stdout.contains(part), "{part}: {ended:?}");
+    }
 
     // A table that is there cannot be made into another.
     init(&database, &[]).await;

@@ -1,7 +1,7 @@
 //! Tables with a partition for each day: old days are dropped and not deleted from, and new ones are there before they come.
 
 use crate::support::shop::taken;
-use crate::support::{Aged, Answer, HttpServer, PATIENCE, Source, Topic, eventually};
+use crate::support::{Aged, Answer, Form, HttpServer, PATIENCE, Polled, Source, Topic, eventually, outboxd};
 
 const BY_DAY: &[&str] = &["--partition-by", "day"];
 
@@ -187,4 +187,76 @@ async fn days_are_there_before_they_come_and_no_insert_ever_fails(source: Source
 
 fn dashed(day: &str) -> String {
     format!("{}-{}-{}", &day[..4], &day[4..6], &day[6..])
+}
+
+promised!(a_polled_day_is_dropped_only_when_all_in_it_was_delivered to postgres, oldest_postgres, mysql, mariadb);
+
+async fn a_polled_day_is_dropped_only_when_all_in_it_was_delivered(source: Source) {
+    for form in [Form::Native, Form::MessageGroup, Form::Entity, Form::OccurredOn] {
+        if form == Form::OccurredOn && !source.is_postgres() {
+            continue;
+        }
+        let polled = Polled::init(source, form, BY_DAY).await;
+        let topic = Topic::create(1).await;
+        let (table, outbox) = (form.table(), &polled.outbox);
+        let (made_at, done_at) = match form {
+            Form::OccurredOn => (r#""OccurredOnUtc""#, r#""ProcessedOnUtc""#),
+            Form::MessageGroup => ("created_at", "processed_at"),
+            _ => ("created_at", "published_at"),
+        };
+        let (then, long_ago) = match source.is_postgres() {
+            true => ("'2020-01-01 12:00:00+00'", "now() - interval '99 days'"),
+            false => ("'2020-01-01 12:00:00'", "utc_timestamp(6) - INTERVAL 99 DAY"),
+        };
+        if source.is_postgres() {
+            let day = format!(
+                "CREATE TABLE old_day PARTITION OF {table}
+                 FOR VALUES FROM ('2020-01-01 00:00:00+00') TO ('2020-01-02 00:00:00+00')"
+            );
+            outbox.execute(&day).await;
+        } else {
+            let first = format!(
+                "SELECT CONCAT(partition_name, ' VALUES LESS THAN (', partition_description, ')')
+                 FROM information_schema.partitions WHERE table_schema = DATABASE() AND table_name = '{table}'
+                 ORDER BY partition_ordinal_position LIMIT 1"
+            );
+            let first = outbox.text(&first).await.expect("a partition");
+            let name = first.split(' ').next().expect("a name");
+            let day = format!(
+                "ALTER TABLE {table} REORGANIZE PARTITION {name} INTO (
+                     PARTITION old_day VALUES LESS THAN ('2020-01-02'), PARTITION {first})"
+            );
+            outbox.execute(&day).await;
+        }
+        polled.add("a", 0..10).await;
+        let url = outbox.url();
+        let prune = async || {
+            let arguments = [&["prune", &url, "--older-than", "30d"], &polled.flags()[..]].concat();
+            let ended = outboxd(&arguments).await;
+            assert_eq!(ended.code, 0, "{form:?}: {ended:?}");
+            ended.stdout
+        };
+        // Rows come into the old day, and one of them is not delivered.
+        outbox.execute(&format!("UPDATE {table} SET {made_at} = {then}")).await;
+        polled.relay(&topic, &["--until-caught-up"]).exits_with(0).await;
+        assert_eq!(polled.done().await, 10, "{form:?}");
+        let said = prune().await;
+        assert!(said.contains("kept: partition old_day holds rows"), "they were delivered just now: {form:?}: {said}");
+        outbox.execute(&format!("UPDATE {table} SET {done_at} = {long_ago}")).await;
+        polled.add("b", 0..1).await;
+        let late = format!("UPDATE {table} SET {made_at} = {then} WHERE {done_at} IS NULL");
+        outbox.execute(&late).await;
+        let said = prune().await;
+        assert!(said.contains("kept: partition old_day holds rows") && !said.contains("dropped"), "{form:?}: {said}");
+        assert_eq!(polled.count("1 = 1").await, 11);
+
+        polled.relay(&topic, &["--until-caught-up"]).exits_with(0).await;
+        outbox.execute(&format!("UPDATE {table} SET {done_at} = {long_ago}")).await;
+        let said = prune().await;
+        assert!(said.contains("deleted 0 rows") && said.contains("dropped 1 partition"), "{form:?}: {said}");
+        assert_eq!(polled.count("1 = 1").await, 0);
+        polled.add("c", 0..3).await;
+        polled.relay(&topic, &["--until-caught-up"]).exits_with(0).await;
+        assert_eq!(topic.reader().rest().await.len(), 14, "{form:?}");
+    }
 }
