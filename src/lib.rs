@@ -35,6 +35,7 @@ pub mod position;
 pub mod preflight;
 pub mod publisher;
 pub mod relay;
+pub mod retention;
 pub mod route;
 pub mod sink;
 pub mod source;

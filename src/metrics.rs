@@ -55,6 +55,8 @@ pub struct PipelineMetrics {
     pub unmatched: Counter,
     pub retries: Counter,
     pub failures: Counter,
+    pub pruned_rows: Counter,
+    pub pruned_partitions: Counter,
 }
 
 /// One publisher's share of the metrics.
@@ -94,6 +96,8 @@ pub struct Metrics {
     depth: Family<PipelineLabel, Gauge>,
     letters: Family<PipelineLabel, Gauge>,
     unmatched: Family<PipelineLabel, Counter>,
+    pruned_rows: Family<PipelineLabel, Counter>,
+    pruned_partitions: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
     lag_seconds: Family<PipelineLabel, FloatGauge>,
@@ -128,6 +132,8 @@ impl Default for Metrics {
             depth: Family::default(),
             letters: Family::default(),
             unmatched: Family::default(),
+            pruned_rows: Family::default(),
+            pruned_partitions: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
             lag_seconds: Family::default(),
@@ -148,6 +154,8 @@ impl Default for Metrics {
             ("refused_rows", "Polled rows that the sink refused, each time they were tried", &metrics.refusals),
             ("polls", "Times a polled table was asked for rows", &metrics.polls),
             ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
+            ("pruned_rows", "Rows that retention has deleted", &metrics.pruned_rows),
+            ("pruned_partitions", "Partitions that retention has dropped", &metrics.pruned_partitions),
         ];
         for (name, help, family) in counters {
             registry.register(name, help, family.clone());
@@ -197,6 +205,8 @@ impl Metrics {
             unmatched: self.unmatched.get_or_create_owned(&label),
             retries: self.retries.get_or_create_owned(&label),
             failures: self.failures.get_or_create_owned(&label),
+            pruned_rows: self.pruned_rows.get_or_create_owned(&label),
+            pruned_partitions: self.pruned_partitions.get_or_create_owned(&label),
         };
         let publisher = |name: &String| {
             let publisher = (!settings.is_lone()).then(|| name.clone());

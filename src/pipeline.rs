@@ -20,6 +20,7 @@ use crate::milestone::Milestone;
 use crate::position::Position;
 use crate::publisher::{Account, Publisher};
 use crate::relay::{Ended, Relay};
+use crate::retention;
 use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
 use crate::sink::kafka::transactions::Reached;
@@ -53,9 +54,16 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Runs a pipeline until it is stopped, has caught up, or cannot go on.
-pub async fn run(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop) -> Result<(), Halt> {
+///
+/// `all` are the pipelines of the configuration, this one among them: retention asks whoever else reads a table.
+pub async fn run(
+    settings: &PipelineSettings,
+    all: &[PipelineSettings],
+    status: &PipelineStatus,
+    stop: &Stop,
+) -> Result<(), Halt> {
     let ended = tokio::select! {
-        ended = generations(settings, status, stop) => ended,
+        ended = generations(settings, all, status, stop) => ended,
         never = census::run(settings, status) => match never {},
     };
     match &ended {
@@ -68,7 +76,12 @@ pub async fn run(settings: &PipelineSettings, status: &PipelineStatus, stop: &St
     ended
 }
 
-async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop) -> Result<(), Halt> {
+async fn generations(
+    settings: &PipelineSettings,
+    all: &[PipelineSettings],
+    status: &PipelineStatus,
+    stop: &Stop,
+) -> Result<(), Halt> {
     let Plans { projection, publishers } = Plans::compile(settings)?;
     let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
     let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
@@ -78,8 +91,14 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
     loop {
         status.enter(State::Starting);
         let events_before = status.events();
-        let parts =
-            Parts { settings, status, projection: &projection, memories: &memories, source_memory: &source_memory };
+        let parts = Parts {
+            settings,
+            all,
+            status,
+            projection: &projection,
+            memories: &memories,
+            source_memory: &source_memory,
+        };
         let generation = parts.generation(&mut routes, stop);
         let failure = match generation.await {
             Ok(Ended::Anew) => continue,
@@ -176,6 +195,7 @@ async fn let_go(settings: &PipelineSettings, report: String) -> Halt {
 /// What every generation is made of.
 struct Parts<'a> {
     settings: &'a PipelineSettings,
+    all: &'a [PipelineSettings],
     status: &'a PipelineStatus,
     projection: &'a Projection,
     memories: &'a [Arc<warden::Memory>],
@@ -345,7 +365,11 @@ impl Parts<'_> {
             until_caught_up: settings.until_caught_up,
             shutdown_timeout: settings.shutdown_timeout,
         };
-        relay.run(stop).await
+        tokio::select! {
+            ended = relay.run(stop) => ended,
+            // For as long as this instance leads.
+            never = Box::pin(retention::keeper::run(settings, self.all, status)) => match never {},
+        }
     }
 
     /// Fences off whoever delivered before, where sinks can, and finds out how far that came.

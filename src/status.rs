@@ -242,6 +242,20 @@ impl PublisherStatus {
     }
 }
 
+/// What the last pass of retention did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// When, for people.
+    pub at: Option<String>,
+    pub rows: u64,
+    pub partitions: u64,
+    /// The last day that has a partition, where a table has such.
+    pub partitions_until: Option<String>,
+    /// Why something old was left.
+    pub held_back_by: Option<String>,
+    pub last_error: Option<String>,
+}
+
 /// What operators see of a pipeline.
 pub struct PipelineStatus {
     name: String,
@@ -250,6 +264,7 @@ pub struct PipelineStatus {
     pub publishers: Vec<Arc<PublisherStatus>>,
     confirmed: AtomicU64,
     told: Mutex<Told>,
+    pruned: Mutex<Option<Pruned>>,
     ask: mpsc::Sender<Asked>,
     asked: tokio::sync::Mutex<mpsc::Receiver<Asked>>,
 }
@@ -281,6 +296,7 @@ pub struct Snapshot {
     pub sink_connected: bool,
     pub idle_for: Duration,
     pub in_state_for: Duration,
+    pub pruned: Option<Pruned>,
     /// Those that have names of their own.
     pub publishers: Vec<PublisherSnapshot>,
 }
@@ -298,6 +314,7 @@ impl PipelineStatus {
                 .collect(),
             confirmed: AtomicU64::new(0),
             told: Told::new(),
+            pruned: Mutex::default(),
             ask,
             asked: tokio::sync::Mutex::new(asked),
         }
@@ -347,6 +364,15 @@ impl PipelineStatus {
     pub fn confirmed(&self, position: &Position) {
         self.confirmed.store(position.as_gauge(), Ordering::Relaxed);
         self.told().position = Some(position.clone());
+    }
+
+    /// What all publishers have passed, as far as this process knows.
+    pub fn position(&self) -> Option<Position> {
+        self.told().position.clone()
+    }
+
+    pub fn pruned(&self, pruned: Pruned) {
+        *self.pruned.lock().unwrap_or_else(PoisonError::into_inner) = Some(pruned);
     }
 
     /// Events that were acknowledged, by all publishers.
@@ -414,6 +440,7 @@ impl PipelineStatus {
             sink_connected: leads && !publishers.iter().any(|one| one.sink_away),
             idle_for: told.last_progress.elapsed(),
             in_state_for: told.since.elapsed(),
+            pruned: self.pruned.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             publishers: if lone { Vec::new() } else { publishers },
         }
     }

@@ -53,6 +53,7 @@ mod promises {
     mod process;
     mod rabbitmq_sink;
     mod rabbitmq_trouble;
+    mod retention;
     mod secrets;
     mod silent_network;
     mod snapshot;

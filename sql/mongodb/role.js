@@ -14,4 +14,6 @@ db.runCommand({ "createRole": "outboxd", "privileges": [
 //     actions: ["find", "insert", "update", "remove"] }])
 // Only for --capture poll: documents are claimed and marked in the collection itself.
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outbox" }, actions: ["find", "update"] }])
+// Only for retention (--prune-after, `outboxd prune`):
+// db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outbox" }, actions: ["find", "remove"] }])
 db.runCommand({ "createUser": "outboxd", "pwd": "change me", "roles": ["outboxd"] })

@@ -1,9 +1,10 @@
 -- The outbox table of the layout `entity`. Runs as it stands (mysql DATABASE < entity.sql). What is between /*name*/ and
 -- /**/ is what `outboxd init` puts in: the table's name, the type of the payload (json, longtext or longblob), and the
--- columns that --column renames. By hand, change it there.
+-- columns that --column renames. By hand, change it there. With --partition-by day it
+-- also puts in, where `pk` and `partition_by` stand, a primary key with the timestamp and PARTITION BY RANGE COLUMNS: see partition.sql.
 CREATE TABLE /*table*/ outbox /**/ (
     -- These five become headers.
-    /*id*/ event_id /**/ CHAR(36) CHARACTER SET ascii NOT NULL DEFAULT (uuid()) PRIMARY KEY,
+    /*id*/ event_id /**/ CHAR(36) CHARACTER SET ascii NOT NULL DEFAULT (uuid()) /*pk*/ PRIMARY KEY /**/,
     /*type*/ event_type /**/ VARCHAR(255) NOT NULL,
     entity_type VARCHAR(255) NOT NULL,
     entity_id VARCHAR(255) NOT NULL,
@@ -28,5 +29,5 @@ CREATE TABLE /*table*/ outbox /**/ (
     INDEX outboxd_pending (status, created_at, entity_version, event_id),
     INDEX outboxd_published (status, published_at),
     INDEX outboxd_lock (locked_until),
-    INDEX outboxd_entity (entity_id, entity_version)
-) CHARACTER SET utf8mb4;
+    INDEX outboxd_entity (entity_id, entity_version)/*pk_line*/ /**/
+) CHARACTER SET utf8mb4/*partition_by*/ /**/;

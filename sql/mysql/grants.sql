@@ -22,3 +22,9 @@ GRANT SELECT ON shop.outbox TO 'outboxd'@'%';
 
 -- Only for --capture poll, which needs neither of the first two rights: rows are claimed and marked in the table itself.
 -- GRANT SELECT, UPDATE ON shop.outbox TO 'outboxd'@'%';
+
+-- Only for retention (--prune-after, `outboxd prune`): rows are found by SELECT and deleted by DELETE.
+-- GRANT SELECT, DELETE ON shop.outbox TO 'outboxd'@'%';
+-- And to make and drop partitions, where the table has some. LOCK TABLES is a right on the whole database.
+-- GRANT ALTER, CREATE, INSERT, DROP ON shop.outbox TO 'outboxd'@'%';
+-- GRANT LOCK TABLES ON shop.* TO 'outboxd'@'%';

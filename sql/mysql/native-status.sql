@@ -2,8 +2,8 @@
 -- (mysql < native-status.sql). What is between /*name*/ and /**/ is what `outboxd init` puts in. Every row that is in the
 -- table becomes pending: set the status of those that were delivered before the poller starts.
 ALTER TABLE /*table*/ outbox /**/
-    -- The order of rows.
-    ADD COLUMN seq BIGINT NOT NULL AUTO_INCREMENT UNIQUE,
+    -- The order of rows. (A table with partitions cannot have a unique key without the timestamp: there it is a plain index.)
+    ADD COLUMN seq BIGINT NOT NULL AUTO_INCREMENT /*seq_key*/ UNIQUE /**/,
     ADD COLUMN status VARCHAR(20) CHARACTER SET ascii NOT NULL DEFAULT 'pending',
     ADD COLUMN attempts INT NOT NULL DEFAULT 0,
     ADD COLUMN next_attempt_at DATETIME(6),

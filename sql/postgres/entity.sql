@@ -1,9 +1,10 @@
 -- The outbox table of the layout `entity`. Runs as it stands (psql -f entity.sql). What is between /*name*/ and /**/ is
 -- what `outboxd init` puts in: the table's name, the type of the payload (jsonb, json, text or bytea), and the columns
--- that --column renames. By hand, change it there.
+-- that --column renames. By hand, change it there. With --partition-by day it
+-- also puts in, where `pk` and `partition_by` stand, a primary key with the timestamp and PARTITION BY RANGE: see partition.sql.
 CREATE TABLE /*table*/ outbox /**/ (
     -- These five become headers.
-    /*id*/ event_id /**/ uuid PRIMARY KEY DEFAULT /*id_default*/ gen_random_uuid() /**/,
+    /*id*/ event_id /**/ uuid /*pk*/ PRIMARY KEY /**/ DEFAULT /*id_default*/ gen_random_uuid() /**/,
     /*type*/ event_type /**/ text NOT NULL,
     entity_type text NOT NULL,
     entity_id text NOT NULL,
@@ -24,8 +25,8 @@ CREATE TABLE /*table*/ outbox /**/ (
     processing_started_at timestamptz,
     published_at timestamptz,
     locked_by text,
-    locked_until timestamptz
-);
+    locked_until timestamptz/*pk_line*/ /**/
+)/*partition_by*/ /**/;
 CREATE INDEX ON /*table*/ outbox /**/ (status, /*timestamp*/ created_at /**/, /*version*/ entity_version /**/, /*id*/ event_id /**/);
 CREATE INDEX ON /*table*/ outbox /**/ (status, published_at);
 CREATE INDEX ON /*table*/ outbox /**/ (locked_until);

@@ -25,3 +25,9 @@ GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outbox
 -- GRANT SELECT, UPDATE ON outbox TO outboxd_relay;
 -- GRANT SELECT ON events TO outboxd_relay;
 -- GRANT SELECT, INSERT, UPDATE ON outbox_topic_progress TO outboxd_relay;
+
+-- Only for retention (--prune-after, `outboxd prune`): rows are found by SELECT and deleted by DELETE.
+-- GRANT SELECT, DELETE ON outbox TO outboxd_relay;
+-- To make and drop partitions one must be the table's owner, or a member of that role. Or let a job that is run `outboxd
+-- prune` every day; the relay then does without.
+-- GRANT shop_owner TO outboxd_relay;

@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
-use crate::status::{PipelineStatus, PublisherSnapshot, Snapshot, State};
+use crate::status::{PipelineStatus, Pruned, PublisherSnapshot, Snapshot, State};
 pub use orders::Guard;
 
 /// A streaming pipeline with events in flight that saw none of them acknowledged for this long makes no progress.
@@ -135,8 +135,31 @@ struct PipelinePage {
     dead_letters_waiting: Option<u64>,
     leader: bool,
     last_error: Option<String>,
+    /// What the last pass of retention did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention: Option<RetentionPage>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     publishers: Vec<PublisherPage>,
+}
+
+#[derive(Serialize)]
+struct RetentionPage {
+    last_pass: Option<String>,
+    rows: u64,
+    partitions: u64,
+    /// The last day that has a partition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partitions_until: Option<String>,
+    /// Why something old was left.
+    held_back_by: Option<String>,
+    last_error: Option<String>,
+}
+
+impl From<Pruned> for RetentionPage {
+    fn from(pruned: Pruned) -> Self {
+        let Pruned { at, rows, partitions, partitions_until, held_back_by, last_error } = pruned;
+        RetentionPage { last_pass: at, rows, partitions, partitions_until, held_back_by, last_error }
+    }
 }
 
 #[derive(Serialize)]
@@ -192,6 +215,7 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             dead_letters_waiting: one.letters_waiting,
             leader: one.leader,
             last_error: one.last_error,
+            retention: one.pruned.map(RetentionPage::from),
             publishers: one.publishers.into_iter().map(PublisherPage::from).collect(),
         }
     };

@@ -9,7 +9,7 @@ use crate::config::{PipelineSettings, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::preflight::{Finding, Verdict};
 use crate::route::Plans;
-use crate::{dead_letters, sink, source};
+use crate::{dead_letters, retention, sink, source};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -46,7 +46,8 @@ pub async fn run(settings: Settings, json: bool) -> Result<ExitCode, Halt> {
 
 async fn look(pipeline: &PipelineSettings) -> Result<Vec<Line<'_>>, Halt> {
     let plans = Plans::compile(pipeline)?;
-    let source = source::preflight(pipeline, &plans.projection).await;
+    let mut source = source::preflight(pipeline, &plans.projection).await;
+    source.extend(Box::pin(retention::preflight(pipeline)).await);
     let mut sink = Vec::new();
     for (publisher, (plan, _)) in pipeline.publishers.iter().zip(&plans.publishers) {
         let mut findings = sink::preflight(publisher, plan).await;

@@ -13,6 +13,7 @@ pub mod init;
 pub mod logging;
 pub mod man;
 pub mod order;
+pub mod prune;
 pub mod run;
 pub mod status;
 
@@ -48,6 +49,7 @@ Examples:
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
   outboxd confirm postgres://app@db/shop --brokers k1:9092
   outboxd dlq list --config /etc/outboxd.toml --name orders
+  outboxd prune --config /etc/outboxd.toml --older-than 30d
 
 Exit codes:
   0  done, or stopped                 4  the position is lost
@@ -82,6 +84,8 @@ const INIT_EXAMPLES: &str = "\
 Examples:
   outboxd init postgres://owner@db/shop --dry-run
   outboxd init postgres://owner@db/shop --payload bytea --table sales.outbox
+  outboxd init postgres://owner@db/shop --partition-by day
+  outboxd init 'mongodb://db/shop?replicaSet=rs0' --capture poll --ttl 30d
   outboxd init postgres://owner@db/billing --inbox";
 
 const DEMO_EXAMPLES: &str = "\
@@ -128,6 +132,12 @@ pub enum Command {
         #[command(subcommand)]
         command: dlq::DlqCommand,
     },
+    /// Delete rows that were delivered long ago, and keep partitions ahead; never beyond what is confirmed
+    ///
+    /// SOURCE and flags, or --config, are those of `run`: they say which position counts. --prune-after does the same while
+    /// the relay runs.
+    #[command(after_help = prune::EXAMPLES)]
+    Prune(prune::PruneArgs),
     /// Show the whole thing at work: database, broker, workload, crash and recovery, with nothing to configure
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -194,6 +204,18 @@ pub struct InitOptions {
     /// Create only what a consumer remembers events in (processed_events), in its own database, which SOURCE names here
     #[arg(long, help_heading = "Init")]
     pub inbox: bool,
+    /// Partition the table that is created by its timestamp, so that old days can be dropped as a whole
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Init")]
+    pub partition_by: Option<PartitionBy>,
+    /// Have MongoDB itself delete documents that were delivered longer ago than this (a TTL index)
+    #[arg(long, value_name = "DURATION", help_heading = "Init")]
+    pub ttl: Option<config::Span>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PartitionBy {
+    /// One partition a day, in UTC
+    Day,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -274,7 +296,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 5] = ["run", "check", "init", "confirm", "dlq"];
+const LAYERED: [&str; 6] = ["run", "check", "init", "confirm", "dlq", "prune"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -364,6 +386,10 @@ impl Command {
             }
             Command::Confirm(args) => Some(&mut args.pipelines),
             Command::Dlq { command } => Some(command.layer()),
+            Command::Prune(args) => {
+                args.pipelines.without_sink = true;
+                Some(&mut args.pipelines)
+            }
             _ => None,
         }
     }
@@ -428,6 +454,11 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),
         Command::Dlq { command } => dlq::execute(command),
+        Command::Prune(prune::PruneArgs { pipelines, prune }) => {
+            let settings = pipelines.settings()?;
+            logging::start_quietly(settings.process.log_format);
+            block_on(prune::run(settings, prune))
+        }
         Command::Demo(args) => {
             // The demo speaks for itself.
             if std::env::var_os("RUST_LOG").is_some() {

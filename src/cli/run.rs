@@ -29,9 +29,10 @@ pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
 
     let (stopper, stop) = Stop::new();
     let mut running = JoinSet::new();
-    for (pipeline, status) in settings.pipelines.into_iter().zip(statuses) {
-        let stop = stop.clone();
-        running.spawn(async move { (pipeline.name.clone(), pipeline::run(&pipeline, &status, &stop).await) });
+    let all: Arc<[_]> = settings.pipelines.into();
+    for (at, status) in statuses.into_iter().enumerate() {
+        let (all, stop) = (all.clone(), stop.clone());
+        running.spawn(async move { (all[at].name.clone(), pipeline::run(&all[at], &all, &status, &stop).await) });
     }
     see_through(running, stopper, settings.process.fail_fast).await
 }

@@ -42,7 +42,7 @@ pub struct PublisherTable {
 }
 
 /// What is about the whole pipeline, however many publishers it has.
-const PIPELINE_ONLY: [&str; 22] = [
+const PIPELINE_ONLY: [&str; 25] = [
     "source",
     "capture",
     "poll-interval",
@@ -60,6 +60,9 @@ const PIPELINE_ONLY: [&str; 22] = [
     "delivery",
     "checkpoint",
     "checkpoint-interval",
+    "prune-after",
+    "prune-batch",
+    "prune-also",
     "name",
     "until-caught-up",
     "no-standby",

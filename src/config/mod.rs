@@ -21,6 +21,7 @@ pub mod reference;
 mod resolve;
 mod resolve_poll;
 mod resolve_publisher;
+mod resolve_retention;
 mod resolve_sink;
 mod resolve_source;
 mod secret;
@@ -36,10 +37,10 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, Delivery, HttpSettings, KafkaSettings, MongoSettings,
+    Admin, Also, Brokers, Capture, CheckpointPlace, DeadLetter, Delivery, HttpSettings, KafkaSettings, MongoSettings,
     MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings,
-    PublisherSettings, RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start,
-    TableName, TopicCreation, WindowSettings,
+    PublisherSettings, RabbitSettings, RetentionSettings, RouteSettings, SelectionSettings, Settings, SinkSettings,
+    SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -428,6 +428,21 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_MAX_RETAINED", value_name = "SIZE", help_heading = "Delivery")]
     pub max_retained: Option<ByteSize>,
 
+    /// Delete rows that were delivered longer ago than this, while running; never beyond what is confirmed [default: off]
+    ///
+    /// Where the table has partitions by time, whole partitions are dropped instead. `outboxd prune` does the same once.
+    #[arg(long, env = "OUTBOXD_PRUNE_AFTER", value_name = "DURATION", help_heading = "Retention")]
+    pub prune_after: Option<Span>,
+
+    /// Rows that retention deletes at once; it pauses after each batch for as long as that took
+    #[arg(long, env = "OUTBOXD_PRUNE_BATCH", value_name = "ROWS", default_value = "1000", help_heading = "Retention")]
+    pub prune_batch: Option<usize>,
+
+    /// What retention deletes besides what was delivered: `failed` rows, which were given up; `unreceived` rows, whose receipt nobody confirmed (produce-receive); repeatable [default: neither]
+    #[arg(long, env = "OUTBOXD_PRUNE_ALSO", value_name = "WHAT", value_delimiter = ',', help_heading = "Retention")]
+    #[serde(deserialize_with = "values::one_or_many")]
+    pub prune_also: Vec<String>,
+
     /// Pipeline's name: metrics label, checkpoint and lock key [default: the file's [pipeline.NAME], else the slot's name, else outboxd_<database>]
     #[arg(long, env = "OUTBOXD_NAME", value_name = "NAME", help_heading = "Operation")]
     pub name: Option<String>,
@@ -535,6 +550,9 @@ impl PipelineOptions {
             only_type: list(self.only_type, lower.only_type),
             only_version: list(self.only_version, lower.only_version),
             max_retained: self.max_retained.or(lower.max_retained),
+            prune_after: self.prune_after.or(lower.prune_after),
+            prune_batch: self.prune_batch.or(lower.prune_batch),
+            prune_also: list(self.prune_also, lower.prune_also),
             max_in_flight: self.max_in_flight.or(lower.max_in_flight),
             max_in_flight_bytes: self.max_in_flight_bytes.or(lower.max_in_flight_bytes),
             until_caught_up: self.until_caught_up.or(lower.until_caught_up),

@@ -7,8 +7,8 @@ use clap::Arg;
 use super::confirm_options::ConfirmOptions;
 use super::options::{self, PipelineOptions, ProcessOptions};
 
-const HEADINGS: [&str; 9] =
-    ["Source", "Polling", "Routing", "Selection", "Kafka", "HTTP", "RabbitMQ", "Delivery", "Operation"];
+const HEADINGS: [&str; 10] =
+    ["Source", "Polling", "Routing", "Selection", "Kafka", "HTTP", "RabbitMQ", "Delivery", "Retention", "Operation"];
 
 const INTRODUCTION: &str = "\
 # Configuration

@@ -9,6 +9,7 @@ use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
 use super::resolve_publisher::Layer;
+use super::resolve_retention;
 use super::resolve_source::SourceOptions;
 use super::secret::Secret;
 use super::settings::{
@@ -71,6 +72,7 @@ impl Settings {
             pipelines.extend(layer.pipelines(said.without_sink, &mut problems));
         }
         problems.extend(clashes(&pipelines));
+        problems.extend(resolve_retention::refusals(&pipelines));
         match process {
             Some(process) if problems.is_empty() => Ok(Settings { process, pipelines }),
             _ => Err(ConfigError { problems }),
@@ -208,6 +210,7 @@ impl Resolver {
         let mut route = self.route(&said);
         let checkpoint_interval = self.duration("checkpoint-interval", said.checkpoint_interval);
         let stall_timeout = self.duration("stall-timeout", said.stall_timeout);
+        let retention = self.retention(&said);
         let name = self.text("name", said.name.clone());
         let exactly_once = said.delivery.as_deref() == Some("exactly-once");
         let source = self.source(
@@ -273,6 +276,7 @@ impl Resolver {
             kafka: kafka?,
             publishers: publishers.into_iter().collect::<Option<_>>()?,
             checkpoint_interval,
+            retention,
             until_caught_up: said.until_caught_up.unwrap_or(false),
             no_standby: said.no_standby.unwrap_or(false),
             shutdown_timeout: said.shutdown_timeout.map_or_else(Default::default, |span| span.0),

@@ -57,6 +57,7 @@ pub struct PipelineSettings {
     /// At least one; without tables of their own in the file, the one that is called as the pipeline is.
     pub publishers: Vec<PublisherSettings>,
     pub checkpoint_interval: Duration,
+    pub retention: RetentionSettings,
     pub until_caught_up: bool,
     pub no_standby: bool,
     pub shutdown_timeout: Duration,
@@ -70,6 +71,24 @@ impl PipelineSettings {
     pub fn is_lone(&self) -> bool {
         self.publishers.len() == 1 && self.publishers[0].name == self.name
     }
+}
+
+/// What is deleted of a pipeline's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetentionSettings {
+    /// `None`: nothing, unless `outboxd prune` is called.
+    pub after: Option<Duration>,
+    /// Rows that are deleted at once.
+    pub batch: usize,
+    pub also: Also,
+}
+
+/// What goes besides what was delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Also {
+    pub failed: bool,
+    /// Rows whose receipt nobody confirmed.
+    pub unreceived: bool,
 }
 
 /// A place that takes events of the pipeline, and which ones.

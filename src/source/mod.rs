@@ -289,6 +289,50 @@ pub async fn let_go(settings: &PipelineSettings) -> Result<(), SourceFailure> {
     }
 }
 
+/// Whether all that was committed before a place in the log was delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    Yes,
+    /// And why not.
+    No(String),
+}
+
+impl Settled {
+    fn snapshot_pending(pipeline: &str) -> Self {
+        Settled::No(format!("pipeline `{pipeline}` has yet to deliver the rows that were there at its first start"))
+    }
+}
+
+/// A pipeline that never ran says nothing of what was delivered.
+fn unpositioned(pipeline: &str) -> SourceFailure {
+    SourceFailure::NotReady {
+        what: format!("pipeline `{pipeline}` has no position: nothing says which rows were delivered"),
+        remedy:
+            "run `outboxd init` or start the pipeline first; give --name, --slot and --checkpoint as `run` has them"
+                .to_owned(),
+    }
+}
+
+/// Asks, from outside of a pipeline that reads a log, whether it has delivered everything up to a place.
+pub async fn settled(
+    settings: &PipelineSettings,
+    projection: &Projection,
+    upto: &Position,
+) -> Result<Settled, SourceFailure> {
+    match (&settings.source, upto) {
+        (SourceSettings::Postgres(source), Position::Postgres(upto)) => {
+            postgres::settled::settled(source, &settings.name, *upto).await
+        }
+        (SourceSettings::MySql(source), Position::Binlog(upto)) => {
+            mysql::settled::settled(source, settings, projection, upto).await
+        }
+        (SourceSettings::Mongo(source), Position::Mongo(upto)) => {
+            mongodb::settled::settled(source, settings, upto).await
+        }
+        _ => Ok(Settled::No("the position is not of this source".to_owned())),
+    }
+}
+
 /// The reading half. `next` fills the chunk it is given; it may be cancelled without losing what it read.
 pub enum Reader {
     Postgres(Box<postgres::Reader>),

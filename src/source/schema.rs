@@ -1,8 +1,21 @@
 //! What `init` makes. The tables' own statements are files under sql/ that run as they stand, with marked places that are
 //! filled in. MongoDB's are JavaScript, where the marks are comments as well.
 
+use std::time::Duration;
+
 use crate::config::{Capture, DeadLetter, PipelineSettings, TableName};
 use crate::event::Projection;
+use crate::retention::rule;
+
+/// How a database says it of a table with partitions.
+pub struct Words {
+    /// In the place of PRIMARY KEY behind the id.
+    pub without_key: &'static str,
+    /// With the timestamp where the question mark is.
+    pub partition_by: &'static str,
+    /// In the place of a unique key behind the sequence.
+    pub plain_sequence: &'static str,
+}
 
 /// What is to be there, in a source whose settings are `S`.
 pub struct Wanted<'a, S> {
@@ -15,6 +28,10 @@ pub struct Wanted<'a, S> {
     pub status_columns: bool,
     /// A trigger that wakes the poller.
     pub notify: bool,
+    /// A table that is made has a partition for each day.
+    pub by_day: bool,
+    /// MongoDB deletes what was delivered longer ago than this.
+    pub ttl: Option<Duration>,
 }
 
 impl<S> Wanted<'_, S> {
@@ -32,6 +49,18 @@ impl<S> Wanted<'_, S> {
     pub fn column(&self, role: &str) -> Option<&str> {
         let chosen = self.of.route.columns.iter().rev().find(|(chosen, _)| chosen == role);
         chosen.map(|(_, column)| column.as_str()).filter(|column| !column.starts_with('/'))
+    }
+
+    /// What stands in a template of a table for its primary key and its partitions; `None` where it stays as written.
+    pub fn partitioned(&self, mark: &str, quote: impl Fn(&str) -> String, words: &Words) -> Option<String> {
+        let (id, timestamp) = (rule::id(self.of)?, rule::timestamp(self.of)?);
+        match mark {
+            "pk" if self.by_day => Some(words.without_key.to_owned()),
+            "pk_line" if self.by_day => Some(format!(",\n    PRIMARY KEY ({}, {})", quote(&id), quote(&timestamp))),
+            "partition_by" if self.by_day => Some(format!(" {}", words.partition_by.replace('?', &quote(&timestamp)))),
+            "seq_key" if self.by_day => Some(words.plain_sequence.to_owned()),
+            _ => None,
+        }
     }
 
     /// The tables that dead letters go to, each once.

@@ -4,6 +4,7 @@
 //! A server that is missing makes a test fail, never pass. Waiting is always for a condition, with a deadline that a
 //! busy machine keeps.
 
+mod aged;
 mod binlog;
 mod command;
 mod database;
@@ -26,6 +27,7 @@ mod topic;
 mod zones;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
+pub use aged::Aged;
 pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
 pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};

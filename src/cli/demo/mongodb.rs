@@ -127,6 +127,8 @@ impl MongoDb {
             status_columns: false,
             notify: false,
             inbox: false,
+            partition_by: None,
+            ttl: None,
         };
         for pipeline in &settings.pipelines {
             let mut say = |line: &str| stage.line(stage.dim(format_args!("              {line}")));

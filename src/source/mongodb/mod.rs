@@ -21,6 +21,7 @@ pub mod preflight;
 mod reader;
 pub(crate) mod server;
 pub(crate) mod server_error;
+pub(crate) mod settled;
 pub mod setup;
 mod snapshot;
 pub mod token;

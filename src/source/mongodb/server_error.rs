@@ -31,6 +31,7 @@ pub enum Doing {
     Watching(String),
     Reading(String),
     Writing(String),
+    Deleting(String),
 }
 
 impl Doing {
@@ -40,6 +41,7 @@ impl Doing {
             Doing::Watching(scope) => format!("watching {scope}"),
             Doing::Reading(collection) => format!("reading {collection}"),
             Doing::Writing(collection) => format!("writing {collection}"),
+            Doing::Deleting(collection) => format!("deleting from {collection}"),
         }
     }
 
@@ -53,6 +55,7 @@ impl Doing {
             }
             Doing::Reading(collection) => format!("find on {collection}"),
             Doing::Writing(collection) => format!("find, insert and update on {collection}"),
+            Doing::Deleting(collection) => format!("find and remove on {collection}"),
         };
         format!("grant the user {granted}: see sql/mongodb/role.js")
     }

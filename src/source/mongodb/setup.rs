@@ -1,6 +1,9 @@
 //! What a pipeline stands on (collections, indexes, starting position) and the commands that make it. `init` runs
 //! exactly what its `--dry-run` prints.
 
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
 
@@ -11,8 +14,11 @@ use super::server::{self, Connection, Server};
 use super::server_error::{self, Doing, code};
 use super::{first_position, judge, watch_of};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
-use crate::config::{MongoSettings, RouteSettings, Snapshot};
+use crate::config::{MongoSettings, PipelineSettings, RouteSettings, Snapshot};
 use crate::dead_letters::mongodb as letters;
+use crate::route::layout::Layout;
+use crate::route::polling::Set;
+use crate::source::poll::document_name;
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
@@ -20,7 +26,10 @@ const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
 const NATIVE_STATUS: &str = include_str!("../../../sql/mongodb/native-status.js");
 const ENTITY: &str = include_str!("../../../sql/mongodb/entity.js");
 const MESSAGE_GROUP: &str = include_str!("../../../sql/mongodb/message-group.js");
+const TTL: &str = include_str!("../../../sql/mongodb/ttl.js");
 const CHECKPOINT: &str = include_str!("../../../sql/mongodb/checkpoint.js");
+
+const TTL_INDEX: &str = "outboxd_ttl";
 
 type Wanted<'a> = schema::Wanted<'a, MongoSettings>;
 
@@ -112,6 +121,16 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
             }
         }
     }
+    if let Some(ttl) = wanted.ttl {
+        for (database, collection) in watch.scope.namespaces().iter().filter(|(_, collection)| collection != ALL) {
+            let database = connection.client.database(database);
+            plan.add_ttl(&database, collection, wanted, ttl).await?;
+        }
+        plan.remarks.push(
+            "documents expire when they are marked as delivered, which --capture poll does; others are never deleted"
+                .to_owned(),
+        );
+    }
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
     }
@@ -177,6 +196,65 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The index by which documents expire; one that is there is given the age that is asked for.
+    async fn add_ttl(
+        &mut self,
+        database: &Database,
+        collection: &str,
+        wanted: &Wanted<'_>,
+        ttl: Duration,
+    ) -> Result<(), SourceFailure> {
+        let Some((done, done_at)) = done_fields(wanted.of) else { return Ok(()) };
+        let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
+        let script = schema::fill(TTL, |name| match name {
+            "table" => Some(quoted(collection)),
+            "done" => Some(quoted(done)),
+            "done_at" => Some(quoted(&done_at)),
+            "seconds" => Some(ttl.as_secs().to_string()),
+            _ => None,
+        });
+        let indexes = database.collection::<Document>(collection).list_indexes().await;
+        // A collection that is not there has no indexes.
+        let indexes: Vec<_> = match indexes {
+            Ok(listed) => listed.try_collect().await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        let known = indexes.into_iter().filter_map(|index| index.options);
+        let known = known.into_iter().find(|options| options.name.as_deref() == Some(TTL_INDEX));
+        match known.and_then(|options| options.expire_after) {
+            Some(age) if age != ttl => {
+                let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+                let index = doc! { "name": TTL_INDEX, "expireAfterSeconds": seconds };
+                self.steps.push(Step {
+                    thing: format!("age of index {TTL_INDEX} of {}.{collection}", database.name()),
+                    database: database.clone(),
+                    command: doc! { "collMod": collection, "index": index },
+                });
+                Ok(())
+            }
+            _ => {
+                for command in commands(&script) {
+                    self.add(database, collection, command).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a delivered document has in `status`, and the field that says when it was delivered.
+fn done_fields(of: &PipelineSettings) -> Option<(&'static str, String)> {
+    let scheme = Layout::named(&of.route.layout)?.polling?;
+    let text = |(column, set): &(&str, Set)| match set {
+        Set::Text(text) if *column == "status" => Some(*text),
+        _ => None,
+    };
+    let done = scheme.done.iter().find_map(text)?;
+    let (done_at, _) = scheme.done.iter().find(|(_, set)| *set == Set::Now)?;
+    Some((done, document_name(&of.route, done_at)))
+}
+
 async fn run(database: &Database, command: Document) -> Result<(), SourceFailure> {
     match database.run_command(command).await {
         // Someone else made it meanwhile.
@@ -238,6 +316,7 @@ mod tests {
             (MESSAGE_GROUP, 2),
             (NATIVE_STATUS, 1),
             (CHECKPOINT, 1),
+            (TTL, 1),
             (letters::CREATE, 3),
         ] {
             let filled = schema::fill(script, |_| None);

@@ -47,6 +47,7 @@ pub mod rows;
 pub mod server;
 pub mod server_error;
 pub mod session;
+pub(crate) mod settled;
 pub mod setup;
 pub(crate) mod snapshot;
 pub mod table_map;

@@ -18,6 +18,7 @@ pub enum Right {
     Select,
     Insert,
     Update,
+    Delete,
 }
 
 impl Right {
@@ -27,6 +28,7 @@ impl Right {
             Right::Select => "SELECT",
             Right::Insert => "INSERT",
             Right::Update => "UPDATE",
+            Right::Delete => "DELETE",
         }
     }
 
@@ -37,6 +39,8 @@ impl Right {
             Right::Select => format!("SELECT 1 FROM {table}"),
             Right::Insert => format!("INSERT INTO {table} (pipeline) VALUES ('')"),
             Right::Update => format!("UPDATE {table} SET position = ''"),
+            // The condition is none, so that no right to read is asked for.
+            Right::Delete => format!("DELETE FROM {table} LIMIT 1"),
         }
     }
 }

@@ -11,6 +11,8 @@ use super::{first_position, refuse};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MySqlSettings, Snapshot, TableName};
 use crate::dead_letters::mysql as letters;
+use crate::retention::day::Day;
+use crate::retention::{mysql_partitions, rule};
 use crate::source::{SourceFailure, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
@@ -19,6 +21,12 @@ const MESSAGE_GROUP: &str = include_str!("../../../sql/mysql/message-group.sql")
 const PRODUCE_RECEIVE: &str = include_str!("../../../sql/mysql/produce-receive.sql");
 const NATIVE_STATUS: &str = include_str!("../../../sql/mysql/native-status.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/mysql/debezium.sql");
+
+const WORDS: schema::Words = schema::Words {
+    without_key: "",
+    partition_by: "PARTITION BY RANGE COLUMNS (?) (PARTITION pmax VALUES LESS THAN (MAXVALUE))",
+    plain_sequence: ", ADD INDEX outboxd_seq (seq)",
+};
 
 type Wanted<'a> = schema::Wanted<'a, MySqlSettings>;
 
@@ -102,10 +110,14 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
         plan.add(!missing.contains(table), format!("table {table}"), create_table(wanted, table));
         if wanted.is_native_status() {
             let known = catalog.iter().any(|known| known.name == table.name && known.has("seq") && known.has("status"));
-            let sql = schema::fill(NATIVE_STATUS, |name| (name == "table").then(|| quoted(table)));
+            let sql = schema::fill(NATIVE_STATUS, |name| match name {
+                "table" => Some(quoted(table)),
+                name => wanted.partitioned(name, quote, &WORDS),
+            });
             plan.add(known, format!("status columns of table {table}"), sql);
         }
     }
+    plan_partitions(&mut plan, session, &server, wanted, database).await?;
     for table in wanted.letter_tables() {
         plan.add(letters::exists(session, table).await?, format!("table {table}"), letters::create(table));
     }
@@ -169,6 +181,47 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
     schema::fill(template, |name| match name {
         "table" => Some(quoted(table)),
         "payload_type" => Some(wanted.payload.to_owned()),
-        role => wanted.column(role).map(quote),
+        name => wanted.partitioned(name, quote, &WORDS).or_else(|| wanted.column(name).map(quote)),
     })
+}
+
+/// The days of tables that have one partition for each; and whether those that are there have them.
+async fn plan_partitions(
+    plan: &mut Plan,
+    session: &mut Session,
+    server: &Server,
+    wanted: &Wanted<'_>,
+    database: &str,
+) -> Result<(), SourceFailure> {
+    let Some(timestamp) = rule::timestamp(wanted.of).filter(|_| wanted.by_day) else { return Ok(()) };
+    if wanted.is_log() && server.row_metadata != "FULL" {
+        return Err(SourceFailure::NotReady {
+            what:
+                "the log does not name the columns of tables, so that rows could not be read after a partition was made"
+                    .to_owned(),
+            remedy: "SET GLOBAL binlog_row_metadata = FULL, and in my.cnf; or leave out --partition-by".to_owned(),
+        });
+    }
+    let row = session.query_one("SELECT UNIX_TIMESTAMP(), utc_timestamp()").await?;
+    let today = Day::of_seconds(i64::try_from(row.number(0)).unwrap_or(0));
+    for name in &wanted.settings.tables {
+        let (catalog, _) = tables::find(session, database, std::slice::from_ref(name)).await?;
+        let days = match catalog.first() {
+            None => mysql_partitions::missing_days(None, today),
+            Some(table) => match mysql_partitions::find(session, table, &timestamp, &row.string(1)).await? {
+                Some(by_time) => mysql_partitions::missing_days(Some(&by_time), today),
+                None => {
+                    return Err(SourceFailure::NotReady {
+                        what: format!("{} is there already, and is not partitioned by {timestamp}", table.quoted()),
+                        remedy: "name another with --table, leave out --partition-by, or ALTER TABLE … PARTITION BY yourself"
+                            .to_owned(),
+                    });
+                }
+            },
+        };
+        let until = days.last().map_or(String::new(), |day| format!(" up to {day}"));
+        let sql = mysql_partitions::create_days(&quoted(name), &days);
+        plan.add(days.is_empty(), format!("partitions of table {name}{until}"), sql);
+    }
+    Ok(())
 }

@@ -39,7 +39,8 @@ use crate::source::mongodb::lease::Validity;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
 use keeper::{Keeper, Request};
 use ledger::{Batch, Claimed, Exclusion, Ledger};
-pub use view::View;
+pub(crate) use mysql::value_of;
+pub use view::{View, document_name};
 
 /// What outlives a connection.
 pub struct Memory {

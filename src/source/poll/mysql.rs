@@ -461,7 +461,7 @@ fn seconds(duration: Duration) -> String {
 }
 
 /// A column's value as SQL takes it: a number as it is, anything else as a text or as bytes.
-fn value_of(table: &CatalogTable, column: &str, bytes: &[u8]) -> Box<str> {
+pub fn value_of(table: &CatalogTable, column: &str, bytes: &[u8]) -> Box<str> {
     let kind = table.column(column).map_or("", |column| column.data_type.as_str());
     let numeric = ["int", "decimal", "float", "double"].iter().any(|part| kind.to_ascii_lowercase().contains(part));
     match std::str::from_utf8(bytes) {

@@ -40,25 +40,54 @@ pub struct Progress {
     remembered: Arc<Remembered>,
 }
 
+/// The publishers of a pipeline, and the topics they are for.
+pub fn pairs(settings: &PipelineSettings) -> Vec<(String, String)> {
+    let pair = |publisher: &crate::config::PublisherSettings| {
+        // Elsewhere than in Kafka a topic is a path or a routing key, made of an event's fields.
+        let topic = match publisher.sink {
+            SinkSettings::Kafka => publisher.route.topic.as_ref(),
+            _ => None,
+        };
+        (publisher.name.clone(), topic.unwrap_or(&publisher.name).clone())
+    };
+    settings.publishers.iter().map(pair).collect()
+}
+
+/// How far all have come, and who has come the least far: those of the pipeline, and whoever else is in the table and is not
+/// known to be of another store. Paused ones count, and so do those that have failed.
+pub async fn least(
+    session: &SqlSession,
+    own: &[(String, String)],
+    strangers: &[(String, String)],
+) -> Result<(EventPosition, String), SourceFailure> {
+    let mut known: BTreeMap<(String, String), EventPosition> =
+        own.iter().map(|pair| (pair.clone(), EventPosition::default())).collect();
+    if Progress::exists(session).await? {
+        let select = "SELECT publisher, topic, last_transaction_id::text, last_position FROM outbox_topic_progress";
+        for row in session.query(select, &[]).await.map_err(|error| trouble(&error))? {
+            let pair = (row.get(0), row.get(1));
+            if !strangers.contains(&pair) {
+                let transaction = row.get::<_, &str>(2).parse().unwrap_or(0);
+                known.insert(pair, EventPosition { transaction, position: row.get(3) });
+            }
+        }
+    }
+    let least = known.into_iter().min_by_key(|(_, at)| *at);
+    Ok(least
+        .map_or_else(Default::default, |((publisher, topic), at)| (at, format!("`{publisher}` of topic `{topic}`"))))
+}
+
 fn trouble(error: &tokio_postgres::Error) -> SourceFailure {
     classify_sql(error, "reading or writing outbox_topic_progress")
 }
 
 impl Progress {
     pub fn of(settings: &PipelineSettings, session: Arc<SqlSession>, remembered: Arc<Remembered>) -> Self {
-        let pair = |publisher: &crate::config::PublisherSettings| {
-            // Elsewhere than in Kafka a topic is a path or a routing key, made of an event's fields.
-            let topic = match publisher.sink {
-                SinkSettings::Kafka => publisher.route.topic.as_ref(),
-                _ => None,
-            };
-            (publisher.name.clone(), topic.unwrap_or(&publisher.name).clone())
-        };
         let worker = match &settings.capture {
             Capture::Positions(capture) => capture.worker.clone(),
             _ => String::new(),
         };
-        let pairs = Arc::new(settings.publishers.iter().map(pair).collect());
+        let pairs = Arc::new(pairs(settings));
         Progress { session, pairs, worker, remembered }
     }
 

@@ -69,22 +69,7 @@ impl View {
         {
             return chosen.clone();
         }
-        if !self.camel {
-            return column.to_owned();
-        }
-        let mut name = String::new();
-        let mut upper = false;
-        for c in column.chars() {
-            match c {
-                '_' => upper = true,
-                c if upper => {
-                    name.push(c.to_ascii_uppercase());
-                    upper = false;
-                }
-                c => name.push(c),
-            }
-        }
-        name
+        if self.camel { camel(column) } else { column.to_owned() }
     }
 
     /// The columns that a table must have besides those of its records.
@@ -96,6 +81,27 @@ impl View {
         needed.dedup();
         needed
     }
+}
+
+/// What a status column of the layout is called in documents.
+pub fn document_name(route: &RouteSettings, column: &str) -> String {
+    if route.layout == "message-group" { camel(column) } else { column.to_owned() }
+}
+
+fn camel(column: &str) -> String {
+    let mut name = String::new();
+    let mut upper = false;
+    for c in column.chars() {
+        match c {
+            '_' => upper = true,
+            c if upper => {
+                name.push(c.to_ascii_uppercase());
+                upper = false;
+            }
+            c => name.push(c),
+        }
+    }
+    name
 }
 
 /// A refusal in a word, as Kafka names its errors.

@@ -20,6 +20,7 @@ pub mod pgoutput;
 pub mod preflight;
 mod reader;
 pub mod server_error;
+pub(crate) mod settled;
 pub mod setup;
 pub mod slot;
 pub(crate) mod snapshot;

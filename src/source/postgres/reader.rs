@@ -70,6 +70,9 @@ pub struct Reader {
     projection: Projection,
     tables: Tables,
     relations: HashMap<u32, Option<Arc<Bound>>>,
+    /// Relations that are gone from the catalog, and why their rows could not be read. A partition is described even where its
+    /// rows come under its table's name, so it is no trouble before a row of its own comes.
+    gone: HashMap<u32, (String, String)>,
     /// The relation of the last row.
     current: Option<(u32, Option<Arc<Bound>>)>,
     prefixes: Vec<String>,
@@ -163,6 +166,7 @@ impl Reader {
             projection: parts.projection,
             tables: parts.tables,
             relations: HashMap::new(),
+            gone: HashMap::new(),
             current: None,
             prefixes: parts.prefixes,
             binary: parts.binary,
@@ -211,8 +215,14 @@ impl Reader {
         if matches!(bound, Err(SourceFailure::Restart { .. })) {
             self.memory.text_only.store(true, Ordering::Release);
         }
-        let bound = bound?.map(Arc::new);
         self.current = None;
+        let bound = match bound {
+            Err(SourceFailure::Undecodable { what, remedy }) => {
+                self.gone.insert(relation.oid, (what, remedy));
+                return Ok(());
+            }
+            bound => bound?.map(Arc::new),
+        };
         self.relations.insert(relation.oid, bound);
         Ok(())
     }
@@ -418,6 +428,7 @@ impl Reader {
             Message::Origin | Message::Type => {}
             Message::Relation(relation) => {
                 self.relations.remove(&relation.oid);
+                self.gone.remove(&relation.oid);
                 self.current = None;
                 return Ok(Some(relation));
             }
@@ -471,6 +482,10 @@ impl Reader {
     fn table_of(&self, relation: u32) -> Result<Option<&Arc<Bound>>, SourceFailure> {
         match self.relations.get(&relation) {
             Some(bound) => Ok(bound.as_ref()),
+            None if self.gone.contains_key(&relation) => {
+                let (what, remedy) = self.gone[&relation].clone();
+                Err(SourceFailure::Undecodable { what, remedy })
+            }
             None => Err(self.undecodable(&format!("a change of relation {relation} came before its description"))),
         }
     }

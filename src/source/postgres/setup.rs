@@ -15,6 +15,9 @@ use super::tables::{CatalogTable, Tables, literal, quote};
 use super::walsender::SystemIdentity;
 use crate::config::{Capture, PostgresSettings, Snapshot, TableName};
 use crate::dead_letters::postgres as letters;
+use crate::event::Micros;
+use crate::retention::day::Day;
+use crate::retention::{DAYS_AHEAD, postgres_partitions, rule};
 use crate::source::notes;
 use crate::source::poll::progress::{self, Progress};
 use crate::source::{SourceFailure, poll, schema};
@@ -29,6 +32,9 @@ const PRODUCE_RECEIVE: &str = include_str!("../../../sql/postgres/produce-receiv
 const NATIVE_STATUS: &str = include_str!("../../../sql/postgres/native-status.sql");
 const NOTIFY: &str = include_str!("../../../sql/postgres/notify.sql");
 const DEBEZIUM: &str = include_str!("../../../sql/postgres/debezium.sql");
+
+const WORDS: schema::Words =
+    schema::Words { without_key: "NOT NULL", partition_by: "PARTITION BY RANGE (?)", plain_sequence: "" };
 
 const NOTES: &str = "table outboxd_publishers";
 const PROGRESS: &str = "table outbox_topic_progress";
@@ -169,6 +175,7 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
         plan.add(!missing.contains(table), create_table(wanted, table, version));
     }
     plan_polling(&mut plan, session, wanted, &tables).await?;
+    plan_partitions(&mut plan, session, wanted, &tables).await?;
     for table in wanted.letter_tables() {
         plan.add(letters::exists(session, table).await?, create_letters(table));
     }
@@ -218,6 +225,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
         steps.extend(table.schema.as_deref().filter(|schema| *schema != "public").map(create_schema));
         steps.push(create_table(wanted, table, NEWEST_VERSION));
         steps.extend(wanted.is_native_status().then(|| add_status(table)));
+        steps.extend(wanted.by_day.then(|| add_days(table, &a_week(today_here()), true)));
         steps.extend(wanted.notify.then(|| add_trigger(table, table.schema.as_deref().unwrap_or("public"))));
     }
     steps.extend(wanted.letter_tables().into_iter().map(create_letters));
@@ -255,7 +263,7 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),
         "id_default" if version >= 180_000 => Some("uuidv7()".to_owned()),
-        role => wanted.column(role).map(quote),
+        name => wanted.partitioned(name, quote, &WORDS).or_else(|| wanted.column(name).map(quote)),
     });
     Step::new(format!("table {table}"), sql)
 }
@@ -291,6 +299,57 @@ async fn plan_polling(
         }
     }
     Ok(())
+}
+
+/// The days of tables that have one partition for each; and whether those that are there have them.
+async fn plan_partitions(
+    plan: &mut Plan,
+    session: &SqlSession,
+    wanted: &Wanted<'_>,
+    tables: &Tables,
+) -> Result<(), SourceFailure> {
+    let Some(timestamp) = rule::timestamp(wanted.of).filter(|_| wanted.by_day) else { return Ok(()) };
+    let asked = "SELECT extract(epoch FROM now())::bigint, now()::text";
+    let row = session.query_one(asked, &[]).await.map_err(|error| session.classify(&error))?;
+    let (today, now) = (Day::of_seconds(row.get(0)), row.get::<_, String>(1));
+    for name in &wanted.settings.tables {
+        let known = tables
+            .catalog
+            .iter()
+            .find(|table| table.name == name.name && name.schema.as_ref().is_none_or(|schema| *schema == table.schema));
+        let Some(table) = known else {
+            plan.steps.push(add_days(name, &a_week(today), true));
+            continue;
+        };
+        let Some(by_time) = postgres_partitions::find(session, table, &timestamp, &now).await? else {
+            return Err(SourceFailure::NotReady {
+                what: format!("{} is there already, and is not partitioned by {}", table.quoted(), quote(&timestamp)),
+                remedy: "a table cannot be made into a partitioned one: name another with --table, or leave out --partition-by"
+                    .to_owned(),
+            });
+        };
+        let missing = postgres_partitions::missing_days(&by_time, today);
+        plan.add(missing.is_empty(), add_days(name, &missing, false));
+    }
+    Ok(())
+}
+
+fn a_week(today: Day) -> Vec<Day> {
+    (0..=DAYS_AHEAD).map(|ahead| today.plus(ahead)).collect()
+}
+
+/// By the clock of this machine, when no server can be asked.
+fn today_here() -> Day {
+    Day::of_seconds(Micros::now().0 / 1_000_000)
+}
+
+fn add_days(table: &TableName, days: &[Day], with_default: bool) -> Step {
+    let schema = table.schema.as_deref();
+    let mut statements: Vec<_> =
+        with_default.then(|| postgres_partitions::create_default(schema, &table.name)).into_iter().collect();
+    statements.extend(days.iter().map(|day| postgres_partitions::create_day(schema, &table.name, *day)));
+    let until = days.last().map_or(String::new(), |day| format!(" up to {day}"));
+    Step::new(format!("partitions of table {table}{until}"), statements.join("\n"))
 }
 
 fn add_status(table: &TableName) -> Step {

@@ -31,6 +31,8 @@ mod polling;
 mod polling_trouble;
 mod produce_receive;
 mod publishers;
+mod retention;
+mod retention_of_partitions;
 mod rollback;
 mod schema_change;
 mod standby;
