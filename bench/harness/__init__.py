@@ -12,6 +12,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # The servers of the tests are the servers of the benches, differently tuned.
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from . import mongodb, mysql, poll, postgres, sinks  # noqa: E402
+from . import confirm, mongodb, mysql, poll, postgres, sinks  # noqa: E402
 
-LOADS = {"postgres": postgres, "mysql": mysql, "mongodb": mongodb, "poll": poll, "sinks": sinks}
+LOADS = {"postgres": postgres, "mysql": mysql, "mongodb": mongodb, "poll": poll, "sinks": sinks, "confirm": confirm}
