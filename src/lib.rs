@@ -21,6 +21,7 @@ pub mod ack_window;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
+pub mod confirm;
 pub mod dead_letters;
 pub mod event;
 pub mod failure;

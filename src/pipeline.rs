@@ -35,6 +35,10 @@ impl Stop {
         (sender, Stop(receiver))
     }
 
+    pub fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Resolves when stopping was asked for, or nobody is left to ask.
     pub async fn requested(&self) {
         let _ = self.0.clone().wait_for(|stop| *stop).await;

@@ -9,6 +9,7 @@ mod promises {
     mod admin_address;
     mod capture;
     mod commands;
+    mod confirm;
     mod contract;
     mod dead_letter_commands;
     mod dead_letters;

@@ -14,9 +14,9 @@ CREATE TABLE /*table*/ outbox /**/ (
     processed SMALLINT NOT NULL DEFAULT 0,
     publish SMALLINT NOT NULL DEFAULT 0,
     produced_at DATETIME(6),
-    received_at DATETIME(6),
+    /*received_at*/ received_at /**/ DATETIME(6),
     retry INT NOT NULL DEFAULT 0,
     error_code VARCHAR(255),
     INDEX outboxd_pending (processed, stid, `rank`, id, produced_at),
-    INDEX outboxd_received (received_at)
+    INDEX outboxd_received (/*received_at*/ received_at /**/)
 ) CHARACTER SET utf8mb4;

@@ -14,12 +14,12 @@ CREATE TABLE /*table*/ outbox /**/ (
     processed smallint NOT NULL DEFAULT 0 CHECK (processed IN (0, 1)),
     publish smallint NOT NULL DEFAULT 0 CHECK (publish IN (0, 1)),
     produced_at timestamptz,
-    received_at timestamptz,
+    /*received_at*/ received_at /**/ timestamptz,
     retry integer NOT NULL DEFAULT 0,
     error_code text
 ) WITH (fillfactor = 80);
 -- Whoever produces and whoever confirms have indexes of their own, so that neither waits for the other's.
 CREATE INDEX ON /*table*/ outbox /**/ (processed, /*key*/ stid /**/, rank, /*id*/ id /**/) INCLUDE (produced_at) WHERE processed = 0;
-CREATE INDEX ON /*table*/ outbox /**/ (/*id*/ id /**/) INCLUDE (received_at) WHERE received_at IS NULL;
+CREATE INDEX ON /*table*/ outbox /**/ (/*id*/ id /**/) INCLUDE (/*received_at*/ received_at /**/) WHERE /*received_at*/ received_at /**/ IS NULL;
 CREATE INDEX ON /*table*/ outbox /**/ (produced_at) WHERE produced_at IS NULL;
-CREATE INDEX ON /*table*/ outbox /**/ (received_at) WHERE received_at IS NOT NULL;
+CREATE INDEX ON /*table*/ outbox /**/ (/*received_at*/ received_at /**/) WHERE /*received_at*/ received_at /**/ IS NOT NULL;

@@ -1,6 +1,6 @@
 //! `outboxd dlq`: looks at dead letters, sends them again, deletes them, in whichever place they are.
 
-mod choose;
+pub(super) mod choose;
 mod discard;
 mod resend;
 mod show;

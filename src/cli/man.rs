@@ -41,7 +41,9 @@ mod tests {
     fn every_command_has_a_page() {
         let outboxd = String::from_utf8(page(None).unwrap()).unwrap();
         assert!(outboxd.contains("outboxd\\-run"), "{outboxd}");
-        for name in ["run", "check", "init", "status", "dlq", "dlq-list", "dlq replay", "demo", "completions", "man"] {
+        for name in
+            ["run", "check", "init", "confirm", "status", "dlq", "dlq-list", "dlq replay", "demo", "completions", "man"]
+        {
             assert!(!page(Some(name)).unwrap().is_empty(), "{name}");
         }
         let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();

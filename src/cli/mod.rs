@@ -1,11 +1,12 @@
 //! The command line: which words there are and which function answers each.
 //!
-//! The options of `run`, `check` and `init` are a layer of the configuration, so they are parsed without their
+//! The options of `run`, `check`, `init` and `confirm` are a layer of the configuration, so they are parsed without their
 //! defaults; the help, the man page and the completions are made from the same definitions with them.
 
 mod ask;
 pub mod check;
 pub mod completions;
+pub mod confirm;
 pub mod demo;
 pub mod dlq;
 pub mod init;
@@ -45,6 +46,7 @@ Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
+  outboxd confirm postgres://app@db/shop --brokers k1:9092
   outboxd dlq list --config /etc/outboxd.toml --name orders
 
 Exit codes:
@@ -105,6 +107,11 @@ pub enum Command {
     /// Running it again changes nothing. Brokers are not needed.
     #[command(after_help = INIT_EXAMPLES)]
     Init(InitArgs),
+    /// Set received_at of rows whose records have come out of Kafka (layout produce-receive)
+    ///
+    /// A consumer of the relay's topics that writes receipts by the batch, and commits its offsets only after them.
+    #[command(after_help = confirm::EXAMPLES)]
+    Confirm(confirm::ConfirmArgs),
     /// Show what a running outboxd is doing
     Status(StatusArgs),
     /// Pause a pipeline, or one of its publishers, until it is resumed; a restart does not
@@ -263,7 +270,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 4] = ["run", "check", "init", "dlq"];
+const LAYERED: [&str; 5] = ["run", "check", "init", "confirm", "dlq"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -271,7 +278,10 @@ pub fn command() -> clap::Command {
         let switch = arg.is_require_equals_set();
         arg.hide_env_values(true).hide_possible_values(switch)
     };
-    each_subcommand(Cli::command(), &|_, subcommand| subcommand.mut_args(quiet))
+    each_subcommand(Cli::command(), &|top, subcommand| {
+        let subcommand = subcommand.mut_args(quiet);
+        if top == "confirm" { confirm::shape(subcommand) } else { subcommand }
+    })
 }
 
 /// Changes every subcommand, and theirs, knowing which of the top it is or belongs to.
@@ -302,6 +312,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     if let (Some(layer), Some(given)) = (cli.command.layer(), given) {
         layer.complete(given).map_err(|error| error.format(&mut layers))?;
     }
+    if let (Command::Confirm(args), Some(given)) = (&mut cli.command, given) {
+        args.complete(given);
+    }
     Ok(cli)
 }
 
@@ -319,7 +332,8 @@ fn redacted(mut error: clap::Error) -> clap::Error {
 
 /// The definitions without defaults where those belong to the lowest layer. A variable set to nothing says nothing.
 fn layers() -> clap::Command {
-    let options: Vec<_> = options_of::<PipelineOptions>().chain(options_of::<ProcessOptions>()).collect();
+    let options = options_of::<PipelineOptions>().chain(options_of::<ProcessOptions>());
+    let options: Vec<_> = options.chain(options_of::<config::ConfirmOptions>()).collect();
     let unset = |arg: Arg| {
         let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
         if empty { config::options::without_environment(arg) } else { arg }
@@ -346,6 +360,7 @@ impl Command {
                 args.pipelines.without_sink = true;
                 Some(&mut args.pipelines)
             }
+            Command::Confirm(args) => Some(&mut args.pipelines),
             Command::Dlq { command } => Some(command.layer()),
             _ => None,
         }
@@ -406,6 +421,7 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
             logging::start_quietly(settings.process.log_format);
             block_on(init::run(settings, init))
         }
+        Command::Confirm(args) => confirm::execute(args),
         Command::Status(args) => block_on(status::run(args)),
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),

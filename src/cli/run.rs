@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::admin::{self, Guard, Observed};
@@ -32,6 +33,15 @@ pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
         let stop = stop.clone();
         running.spawn(async move { (pipeline.name.clone(), pipeline::run(&pipeline, &status, &stop).await) });
     }
+    see_through(running, stopper, settings.process.fail_fast).await
+}
+
+/// Waits until all have ended, by themselves or because the process was told to. The code is the highest of theirs.
+pub(super) async fn see_through(
+    mut running: JoinSet<(String, Result<(), Halt>)>,
+    stopper: watch::Sender<bool>,
+    fail_fast: bool,
+) -> Result<ExitCode, Halt> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut worst: Option<Halt> = None;
@@ -48,7 +58,7 @@ pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
                 }
                 Some(Ok((name, Err(halt)))) => {
                     tracing::error!(pipeline = name, code = halt.code as u8, "{halt}");
-                    if settings.process.fail_fast {
+                    if fail_fast {
                         stopper.send_replace(true);
                     }
                     if worst.as_ref().is_none_or(|worst| worst.code < halt.code) {

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+use super::confirm_options::ConfirmOptions;
 use super::options::{self, Isolation, PipelineOptions, ProcessOptions};
 use super::problem::{ConfigError, Problem, nearest};
 
@@ -68,7 +69,9 @@ const PIPELINE_ONLY: [&str; 22] = [
 
 /// Whether a key is about the whole pipeline, however many publishers it has.
 pub(super) fn is_of_pipeline(key: &str) -> bool {
-    PIPELINE_ONLY.contains(&key) || ["SOURCE", "slot", "start", "snapshot"].contains(&key)
+    PIPELINE_ONLY.contains(&key)
+        || ["SOURCE", "slot", "start", "snapshot"].contains(&key)
+        || options::keys::<ConfirmOptions>().iter().any(|known| known == key)
 }
 
 pub(super) fn read(path: &Path) -> Result<FileOptions, ConfigError> {
@@ -123,7 +126,9 @@ impl<'a> Reading<'a> {
             for (key, value) in self.table(value, "a pipeline is a table: [pipeline.NAME]") {
                 if key.get_ref() == "publisher" {
                     pipeline.publishers = self.publishers(value);
-                } else if let Some(layer) = self.option::<PipelineOptions>((key, value), &["publisher"]) {
+                } else if key.get_ref() == "confirm" {
+                    pipeline.options.confirm = self.confirm(value);
+                } else if let Some(layer) = self.option::<PipelineOptions>((key, value), &["publisher", "confirm"]) {
                     pipeline.options = layer.over(pipeline.options);
                 }
             }
@@ -154,6 +159,16 @@ impl<'a> Reading<'a> {
             publishers.push(publisher);
         }
         publishers
+    }
+
+    fn confirm(&mut self, value: Spanned<DeValue<'a>>) -> ConfirmOptions {
+        let mut confirm = ConfirmOptions::default();
+        for entry in self.table(value, "what is said of confirming is a table: [pipeline.NAME.confirm]") {
+            if let Some(layer) = self.option::<ConfirmOptions>(entry, &["topic"]) {
+                confirm = layer.over(confirm);
+            }
+        }
+        confirm
     }
 
     fn table(&mut self, value: Spanned<DeValue<'a>>, otherwise: &str) -> Vec<Entry<'a>> {
@@ -334,6 +349,29 @@ mod tests {
                 "outboxd.toml:2:13: isolation is `shared` or `own-position`",
                 "outboxd.toml:3:1: `layout` is about the pipeline: it belongs under [pipeline.NAME]",
                 "outboxd.toml:4:1: unknown key `snik`; did you mean `sink`?",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pipeline_may_say_how_its_receipts_are_confirmed() {
+        let text = r#"
+            [pipeline.shop]
+            topic = "events"
+            [pipeline.shop.confirm]
+            topic = ["events", "events.retried"]
+            batch = 500
+            interval = "50ms"
+        "#;
+        let confirm = &parse("outboxd.toml", text).unwrap().pipelines[0].options.confirm;
+        assert_eq!((confirm.batch, &confirm.group), (Some(500), &None));
+        assert_eq!(confirm.topic, ["events", "events.retried"]);
+        assert_eq!(
+            problems("[pipeline.a.confirm]\nbach = 1\ninterval = 5\n[pipeline.b]\nconfirm = true"),
+            [
+                "outboxd.toml:2:1: unknown key `bach`; did you mean `batch`?",
+                "outboxd.toml:3:12: interval: invalid type: integer `5`, expected a string",
+                "outboxd.toml:5:11: what is said of confirming is a table: [pipeline.NAME.confirm]",
             ]
         );
     }

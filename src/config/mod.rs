@@ -10,6 +10,7 @@
 //! An option is defined once, in `options.rs`: its flag, environment variable, key in the file, default, help text and
 //! line in docs/config.md all come from there.
 
+mod confirm_options;
 mod definitions;
 mod file;
 mod kafka_options;
@@ -27,6 +28,7 @@ mod settings;
 mod source_url;
 mod values;
 
+pub use confirm_options::ConfirmOptions;
 pub use file::{FileOptions, PipelineTable, PublisherTable, parse};
 pub use kafka_options::{KafkaOption, OptionValue};
 pub use options::{ExtendedJson, HttpBody, Isolation, LogFormat, PipelineOptions, ProcessOptions, Snapshot};

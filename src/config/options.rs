@@ -11,6 +11,7 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
+use super::confirm_options::ConfirmOptions;
 pub(super) use super::definitions::{defaults, key, keys};
 pub(crate) use super::definitions::{definitions, without_environment};
 pub use super::process_options::ProcessOptions;
@@ -170,7 +171,7 @@ pub struct PipelineOptions {
 
     /// Column that plays a role of the layout, e.g. `key=customer_id`, or `key=/customer/id` inside a JSON payload; repeatable
     ///
-    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags. In the file: `column = { key = "customer_id" }`.
+    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags, received_at. In the file: `column = { key = "customer_id" }`.
     #[arg(long, env = "OUTBOXD_COLUMN", value_name = "ROLE=NAME", value_delimiter = ',', help_heading = "Routing")]
     #[serde(deserialize_with = "values::assignments")]
     pub column: Vec<Assignment>,
@@ -458,6 +459,11 @@ pub struct PipelineOptions {
         help_heading = "Operation"
     )]
     pub stall_timeout: Option<Span>,
+
+    /// What `outboxd confirm` is told besides: flags of that command alone, and a table of the pipeline's in the file.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub confirm: ConfirmOptions,
 }
 
 impl PipelineOptions {
@@ -535,6 +541,7 @@ impl PipelineOptions {
             no_standby: self.no_standby.or(lower.no_standby),
             shutdown_timeout: self.shutdown_timeout.or(lower.shutdown_timeout),
             stall_timeout: self.stall_timeout.or(lower.stall_timeout),
+            confirm: self.confirm.over(lower.confirm),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use clap::Arg;
 
+use super::confirm_options::ConfirmOptions;
 use super::options::{self, PipelineOptions, ProcessOptions};
 
 const HEADINGS: [&str; 9] =
@@ -91,6 +92,19 @@ With one pipeline in the file, flags and variables of the pipeline override its 
 pipeline is a usage error, since it cannot mean one of them, and a variable fills in what each table leaves out.
 "#;
 
+const CONFIRM: &str = r#"
+## Confirmation
+
+Of `outboxd confirm` alone; it takes the flags of source, routing and Kafka as `run` does, and --topic as often as there are
+topics. In the file they are a table of the pipeline, which may also name the topics where they are others than the relay's:
+
+```toml
+[pipeline.zones.confirm]
+batch = 500
+topic = ["outbox-events", "outbox-events.replayed"]
+```
+"#;
+
 /// The text of docs/config.md.
 pub fn markdown() -> String {
     let mut page = INTRODUCTION.to_owned();
@@ -98,6 +112,8 @@ pub fn markdown() -> String {
     for heading in HEADINGS {
         table(&mut page, heading, &pipeline);
     }
+    page.push_str(CONFIRM);
+    rows(&mut page, &options::definitions::<ConfirmOptions>());
     page.push_str("\n## Of the process\n\nAt the top of the config file.\n");
     rows(&mut page, &options::definitions::<ProcessOptions>());
     page.push_str(FILE);
@@ -123,7 +139,7 @@ fn rows(page: &mut String, definitions: &[Arg]) {
 
 fn in_file(arg: &Arg) -> bool {
     let keys = options::keys::<PipelineOptions>().into_iter().chain(options::keys::<ProcessOptions>());
-    keys.into_iter().any(|key| key == options::key(arg))
+    keys.chain(options::keys::<ConfirmOptions>()).any(|key| key == options::key(arg))
 }
 
 fn is_switch(arg: &Arg) -> bool {

@@ -277,6 +277,7 @@ impl Resolver {
             no_standby: said.no_standby.unwrap_or(false),
             shutdown_timeout: said.shutdown_timeout.map_or_else(Default::default, |span| span.0),
             stall_timeout,
+            confirm: said.confirm,
         })
     }
 

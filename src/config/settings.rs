@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::confirm_options::ConfirmOptions;
 use super::kafka_options::KafkaOption;
 use super::options::{ExtendedJson, HttpBody, LogFormat, Snapshot};
 use super::secret::Secret;
@@ -60,6 +61,8 @@ pub struct PipelineSettings {
     pub no_standby: bool,
     pub shutdown_timeout: Duration,
     pub stall_timeout: Duration,
+    /// For whoever confirms receipts, and judged there.
+    pub confirm: ConfirmOptions,
 }
 
 impl PipelineSettings {

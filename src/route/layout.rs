@@ -18,10 +18,12 @@ pub enum Role {
     Partition,
     /// What events are selected by.
     Tags,
+    /// When a consumer had the record. No part of it: whoever confirms receipts writes it.
+    ReceivedAt,
 }
 
 impl Role {
-    pub const ALL: [(&'static str, Role); 10] = [
+    pub const ALL: [(&'static str, Role); 11] = [
         ("id", Role::Id),
         ("key", Role::Key),
         ("topic", Role::Topic),
@@ -32,6 +34,7 @@ impl Role {
         ("version", Role::Version),
         ("partition", Role::Partition),
         ("tags", Role::Tags),
+        ("received_at", Role::ReceivedAt),
     ];
 
     pub fn named(name: &str) -> Option<Role> {
@@ -212,6 +215,7 @@ pub const LAYOUTS: &[Layout] = &[
             (Role::Key, "stid", Required),
             (Role::Type, "code", Required),
             (Role::Payload, "payload", Required),
+            (Role::ReceivedAt, "received_at", Optional),
         ],
         topic: "outbox-events",
         headers: &[("id", Role::Id), ("code", Role::Type)],

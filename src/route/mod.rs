@@ -241,7 +241,7 @@ impl Plan {
 }
 
 /// A name that Kafka will not take.
-fn check_topic(topic: &str) -> Result<(), ()> {
+pub(crate) fn check_topic(topic: &str) -> Result<(), ()> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let good =
         !topic.is_empty() && topic.len() <= MAX_TOPIC && topic != "." && topic != ".." && topic.bytes().all(legal);

@@ -23,6 +23,7 @@ mod relay;
 mod replica_set;
 pub mod shop;
 mod topic;
+mod zones;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
 pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
@@ -42,6 +43,7 @@ pub use rabbitmq::PrivateRabbit;
 pub use relay::Relay;
 pub use replica_set::PrivateMongo;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
+pub use zones::{Zones, metric};
 
 use std::net::TcpListener;
 use std::path::Path;

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use super::{
     Database, Expected, MongoDatabase, MongoWriter, MySqlDatabase, MySqlFlavor, PATIENCE, PrivateMongo, PrivateMySql,
-    PrivatePostgres, Relay, Server, Topic, Writer, eventually, parse_lsn, show_lsn,
+    PrivatePostgres, Relay, Server, StopMode, Topic, Writer, eventually, parse_lsn, show_lsn,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,24 @@ impl PrivateServer {
             Source::OldestPostgres => panic!("only the newest PostgreSQL has private servers"),
             Source::MySql | Source::MariaDb => PrivateServer::MySql(PrivateMySql::start(source.flavor(), &[]).await),
             Source::MongoDb => PrivateServer::MongoDb(PrivateMongo::start(1, &[]).await),
+        }
+    }
+
+    /// A clean shutdown.
+    pub async fn stop(&mut self) {
+        match self {
+            PrivateServer::Postgres(server) => server.stop(StopMode::Fast).await,
+            PrivateServer::MySql(server) => server.stop().await,
+            PrivateServer::MongoDb(_) => panic!("a replica set is stopped member by member"),
+        }
+    }
+
+    /// Starts it again, at the same address.
+    pub async fn resume(&mut self) {
+        match self {
+            PrivateServer::Postgres(server) => server.resume().await,
+            PrivateServer::MySql(server) => server.resume().await,
+            PrivateServer::MongoDb(_) => panic!("a replica set is started member by member"),
         }
     }
 
@@ -188,6 +206,15 @@ impl Outbox {
             Kind::Postgres(database) => database.url(),
             Kind::MySql(database) => database.url(),
             Kind::MongoDb(database) => database.url(),
+        }
+    }
+
+    /// Opens the test's own connection again, after the server was away.
+    pub async fn reconnect(&mut self) {
+        match &mut self.database {
+            Kind::Postgres(database) => database.reconnect().await,
+            Kind::MySql(database) => database.reconnect().await,
+            Kind::MongoDb(_) => panic!("MongoDB's driver reconnects by itself"),
         }
     }
 

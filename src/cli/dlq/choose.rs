@@ -1,6 +1,6 @@
 //! Whose letters are meant: one pipeline of the configuration, and one of its publishers.
 
-use super::{WhoseArgs, usage};
+use super::{PipelineArgs, WhoseArgs, usage};
 use crate::config::{Brokers, DeadLetter, LogFormat, PipelineSettings, PublisherSettings, Settings, SinkSettings};
 use crate::dead_letters::Whose;
 use crate::failure::Halt;
@@ -15,7 +15,7 @@ pub struct Place {
 impl Place {
     pub fn choose(args: WhoseArgs) -> Result<Self, Halt> {
         let sends = !args.pipelines.without_sink;
-        let (settings, wanted) = (settings(&args)?, args.publisher);
+        let (settings, wanted) = (settings(&args.pipelines)?, args.publisher);
         let log_format = settings.process.log_format;
         let names = |names: Vec<&str>| names.join(", ");
         let mut pipelines = settings.pipelines;
@@ -65,8 +65,7 @@ impl Place {
 }
 
 /// Beside a config file --name chooses a pipeline of it; where none is called so it means what it means for `run`.
-fn settings(args: &WhoseArgs) -> Result<Settings, Halt> {
-    let pipelines = &args.pipelines;
+pub(in crate::cli) fn settings(pipelines: &PipelineArgs) -> Result<Settings, Halt> {
     if let (Some(name), Some(_)) = (&pipelines.pipeline.name, &pipelines.process.config) {
         let mut nameless = pipelines.clone();
         nameless.pipeline.name = None;

@@ -88,6 +88,8 @@ pub struct Session {
     pub version: (u16, u16, u16),
     /// Rows of the last query that were not read yet.
     reading: bool,
+    /// Rows that the last statement changed.
+    changed: u64,
 }
 
 impl Session {
@@ -119,7 +121,7 @@ impl Session {
         let number = said.strip_prefix("5.5.5-").unwrap_or(&said);
         let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
         let mut part = || parts.next().unwrap_or(0);
-        Session { version: (part(), part(), part()), wire, flavor, reading: false }
+        Session { version: (part(), part(), part()), wire, flavor, reading: false, changed: 0 }
     }
 
     pub fn host(&self) -> &Host {
@@ -181,6 +183,13 @@ impl Session {
         Ok(())
     }
 
+    /// Runs a statement that changes rows; how many it has changed.
+    pub async fn try_update(&mut self, sql: &str) -> Result<u64, WireError> {
+        self.changed = 0;
+        self.try_execute(sql.as_bytes()).await?;
+        Ok(self.changed)
+    }
+
     /// Starts a query whose rows are taken one by one with [`next_row`](Self::next_row).
     pub async fn stream(&mut self, sql: &str) -> Result<(), SourceFailure> {
         self.begin(sql.as_bytes()).await.map(|_| ()).map_err(|error| self.classify(error))
@@ -205,7 +214,8 @@ impl Session {
         command.extend_from_slice(sql);
         self.wire.command(&command).await?;
         let head = self.wire.read().await?;
-        if head.first() == Some(&0) {
+        if let Some((0, answer)) = head.split_first() {
+            self.changed = Input(answer).lenenc("the number of rows").map_err(|_| malformed())?;
             return Ok(false);
         }
         let columns = Input(&head).lenenc("the number of columns").map_err(|_| malformed())?;

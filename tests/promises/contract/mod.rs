@@ -17,6 +17,7 @@ macro_rules! promised {
 }
 
 mod broker_outage;
+mod confirm;
 mod entity_layout;
 mod event_of_many_packets;
 mod huge_transaction;
