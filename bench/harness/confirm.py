@@ -285,7 +285,7 @@ class PostgresConfirm(ConfirmLoad):
         }
 
 
-MYSQL_PAYLOAD = "JSON_OBJECT('n', n, 'note', LEFT(REPEAT(MD5(n), 8), {bytes} - 30))"
+MYSQL_PAYLOAD = "JSON_OBJECT('n', n, 'note', LEFT(REPEAT(SHA2(n, 256), 4), {bytes} - 30))"
 
 MYSQL_LOAD = """
 CREATE PROCEDURE load_done(total BIGINT, batch BIGINT)
