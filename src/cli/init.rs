@@ -112,7 +112,7 @@ fn refusal(pipeline: &PipelineSettings, options: InitOptions) -> Option<(String,
             return Some((what, "use a layout with one, or --prune-after, which needs --column timestamp=COLUMN"));
         }
     }
-    let Some(Span(ttl)) = options.ttl else { return None };
+    let Span(ttl) = options.ttl?;
     if !documents {
         return Some(("--ttl is an index of MongoDB".to_owned(), "use --prune-after"));
     }

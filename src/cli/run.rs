@@ -32,7 +32,9 @@ pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
     let all: Arc<[_]> = settings.pipelines.into();
     for (at, status) in statuses.into_iter().enumerate() {
         let (all, stop) = (all.clone(), stop.clone());
-        running.spawn(async move { (all[at].name.clone(), pipeline::run(&all[at], &all, &status, &stop).await) });
+        running.spawn(
+            async move { (all[at].name.clone(), Box::pin(pipeline::run(&all[at], &all, &status, &stop)).await) },
+        );
     }
     see_through(running, stopper, settings.process.fail_fast).await
 }

@@ -19,7 +19,7 @@ impl Resolver {
                 "failed" => also.failed = true,
                 "unreceived" => also.unreceived = true,
                 other => {
-                    self.problem("prune-also", format!("`{other}` is unknown; there are `failed` and `unreceived`"))
+                    self.problem("prune-also", format!("`{other}` is unknown; there are `failed` and `unreceived`"));
                 }
             }
         }

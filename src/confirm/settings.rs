@@ -69,7 +69,7 @@ impl ConfirmSettings {
         let received_at = column(pipeline, Role::ReceivedAt);
         match &received_at {
             None => {
-                problems.add("layout", format!("`{}` keeps no receipts: {}", pipeline.route.layout, whose_layout()))
+                problems.add("layout", format!("`{}` keeps no receipts: {}", pipeline.route.layout, whose_layout()));
             }
             Some(path) if path.starts_with('/') => problems.add("column", "received_at must be a column"),
             Some(_) => {}

@@ -244,7 +244,7 @@ impl Pass<'_> {
                 Outcome::Stays => done.held.push(kept(&part.name)),
                 Outcome::Held(why) => done.held.push(why),
                 Outcome::Busy => {
-                    done.held.push(format!("partition {} could not be dropped yet: the table is busy", part.name))
+                    done.held.push(format!("partition {} could not be dropped yet: the table is busy", part.name));
                 }
             }
         }

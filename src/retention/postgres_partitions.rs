@@ -225,7 +225,7 @@ impl Made {
         match self {
             Made::Yes => return true,
             Made::Taken => {
-                remarks.push(format!("no partition {name}: rows of {day} are in the default partition, and stay"))
+                remarks.push(format!("no partition {name}: rows of {day} are in the default partition, and stay"));
             }
             Made::Later => remarks.push(format!("no partition {name} yet: a lock is in the way")),
         }

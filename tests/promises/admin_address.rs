@@ -211,7 +211,7 @@ async fn a_bad_configuration_exits_with_2_and_says_where() {
         &["run", "postgres://h/db", "--brokers", "k:1", "--topic", "not a topic"],
         &["run", "postgres://h/db", "--brokers", "k:1", "--column", "colour=red"],
         &["run", "postgres://h/db", "--brokers", "k:1", "--layout", "natve"],
-        &["run", "postgres://h/db", "--brokers", "k:1", "--delivery", "exactly-once"],
+        &["run", "postgres://h/db", "--brokers", "k:1", "--delivery", "twice"],
         &["run", "postgres://h/db?sslmode=sometimes", "--brokers", "k:1"],
         &["run", "postgres://h/db", "--brokers", "k:1", "--admin", "nowhere"],
         &["run", "file:/no/such/secret", "--brokers", "k:1"],

@@ -127,8 +127,8 @@ async fn forward(client: TcpStream, server: String, mut seen: watch::Receiver<We
         let _ = seen.wait_for(|weather| weather.silences != accepted.silences || weather.fault == Fault::Cut).await;
         let silent = seen.borrow().silences != accepted.silences;
         if silent {
-            pending().await
-        } else {
+            // Both sockets are held, and neither is read.
+            pending::<()>().await;
         }
     };
     tokio::select! {
