@@ -125,7 +125,8 @@ impl Sink {
         let office = Arc::new(office);
         let kind = match &settings.sink {
             SinkSettings::Kafka => {
-                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window)?))
+                let status = Some(owner.status);
+                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window, status)?))
             }
             SinkSettings::Http(http) => {
                 let courier = HttpCourier::new(http, &memory.http)?;

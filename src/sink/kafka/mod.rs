@@ -30,6 +30,7 @@ use crate::ack_window::{AckWindow, Receipt};
 use crate::config::{Brokers, KafkaOption, KafkaSettings};
 use crate::route::Record;
 use crate::sink::{Enqueued, SinkFailure};
+use crate::status::PublisherStatus;
 use context::{Fingerprint, ReceiptContext};
 use flusher::Flusher;
 use produce::Topic;
@@ -40,6 +41,9 @@ const BATCH_BYTES: usize = 1_000_000;
 
 /// How long a record waits for company while the source has more at hand; otherwise [`Flusher`] sends it at once.
 const LINGER_MS: &str = "25";
+
+/// How often it is looked whether a broker is connected.
+const STATISTICS_MS: &str = "2000";
 
 /// What outlives a producer: learnt from the broker, needed by the next generation.
 #[derive(Default)]
@@ -96,6 +100,7 @@ impl KafkaSink {
         settings: &KafkaSettings,
         memory: &Arc<KafkaMemory>,
         window: &Arc<AckWindow>,
+        status: Option<&Arc<PublisherStatus>>,
     ) -> Result<Self, SinkFailure> {
         let batch_bytes = memory.learnt().batch_bytes.unwrap_or(BATCH_BYTES);
         let mut config = ClientConfig::new();
@@ -119,9 +124,10 @@ impl KafkaSink {
             .set("queue.buffering.max.kbytes", "2147483647")
             .set("reconnect.backoff.max.ms", "2000")
             .set("socket.keepalive.enable", "true")
+            .set("statistics.interval.ms", STATISTICS_MS)
             .set_log_level(RDKafkaLogLevel::Warning);
         apply(settings, &mut config)?;
-        let context = ReceiptContext::new(window.clone(), memory.clone());
+        let context = ReceiptContext::new(window.clone(), memory.clone(), status.cloned());
         let producer = ThreadedProducer::from_config_and_context(&config, context).map_err(not_creatable)?;
         let producer = Arc::new(producer);
         let chosen = settings.options.iter().any(|option| option.key == "queue.buffering.max.ms");
