@@ -24,6 +24,7 @@ mod promises {
     mod kafka_sink;
     mod layouts;
     mod lost_position;
+    mod metrics;
     mod mongodb_checkpoint;
     mod mongodb_commands;
     mod mongodb_connection;
@@ -34,6 +35,7 @@ mod promises {
     mod mongodb_records;
     mod mongodb_snapshot;
     mod mongodb_stream;
+    mod monitoring;
     mod mysql_checkpoint;
     mod mysql_commands;
     mod mysql_connection;
