@@ -42,6 +42,7 @@ mod promises {
     mod mysql_log;
     mod mysql_start;
     mod mysql_types;
+    mod packaging;
     mod payloads;
     mod poison_records;
     mod postgres_connection;
