@@ -1,4 +1,8 @@
 //! Prometheus metrics. Counters are held by each pipeline and moved per chunk; gauges are set when they are scraped.
+//! docs/metrics.md tells of each; a test compares it with what a running outboxd shows.
+
+mod exposition;
+mod process;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,7 +17,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::config::PipelineSettings;
 use crate::source::Ignored;
-use crate::status::{PipelineStatus, State};
+use crate::status::{PipelineStatus, Snapshot, State};
+pub use exposition::Exposition;
+use process::ProcessMetrics;
 
 /// A pipeline, and one of its publishers where they have names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,16 +39,20 @@ impl EncodeLabelSet for PipelineLabel {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SideLabel {
-    pipeline: String,
-    side: &'static str,
+/// One of several things that are told of a pipeline or a publisher: a side, a state, an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct OneOf {
+    of: PipelineLabel,
+    name: &'static str,
+    value: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OpLabel {
-    pipeline: String,
-    op: &'static str,
+impl EncodeLabelSet for OneOf {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel as _;
+        self.of.encode(encoder)?;
+        (self.name, self.value).encode(encoder.encode_label())
+    }
 }
 
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -84,6 +94,8 @@ impl PipelineMetrics {
 /// All metrics of the process.
 pub struct Metrics {
     registry: Registry,
+    /// What is told of the process, which has names without our prefix.
+    process: Registry,
     events: Family<PipelineLabel, Counter>,
     transactions: Family<PipelineLabel, Counter>,
     bytes: Family<PipelineLabel, Counter>,
@@ -98,13 +110,14 @@ pub struct Metrics {
     unmatched: Family<PipelineLabel, Counter>,
     pruned_rows: Family<PipelineLabel, Counter>,
     pruned_partitions: Family<PipelineLabel, Counter>,
-    ignored: Family<OpLabel, Counter>,
+    ignored: Family<OneOf, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
     lag_seconds: Family<PipelineLabel, FloatGauge>,
     in_flight: Family<PipelineLabel, Gauge>,
     confirmed: Family<PipelineLabel, Gauge>,
-    connected: Family<SideLabel, Gauge>,
+    connected: Family<OneOf, Gauge>,
     leader: Family<PipelineLabel, Gauge>,
+    states: Family<OneOf, Gauge>,
     retained: Family<PipelineLabel, Gauge>,
 }
 
@@ -141,8 +154,10 @@ impl Default for Metrics {
             confirmed: Family::default(),
             connected: Family::default(),
             leader: Family::default(),
+            states: Family::default(),
             retained: Family::default(),
             registry: Registry::default(),
+            process: Registry::default(),
         };
         let counters = [
             ("events", "Events acknowledged by the sink", &metrics.events),
@@ -190,9 +205,12 @@ impl Default for Metrics {
         let lag = "Age of the oldest event that was read and is not confirmed";
         registry.register("source_lag_seconds", lag, metrics.lag_seconds.clone());
         registry.register("connected", "1 when the side is connected", metrics.connected.clone());
+        registry.register("state", "1 for the state that it is in, 0 for the others", metrics.states.clone());
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The program", build);
-        Metrics { registry, ..metrics }
+        let mut process = Registry::default();
+        process.register_collector(Box::new(ProcessMetrics::since_now()));
+        Metrics { registry, process, ..metrics }
     }
 }
 
@@ -226,55 +244,80 @@ impl Metrics {
     }
 
     /// The metrics as Prometheus reads them.
-    pub fn encode(&self, pipelines: &[Arc<PipelineStatus>]) -> Result<String, std::fmt::Error> {
+    pub fn encode(&self, pipelines: &[Arc<PipelineStatus>], how: Exposition) -> Result<String, std::fmt::Error> {
         for status in pipelines {
             self.refresh(status);
         }
         let mut page = String::new();
-        text::encode(&mut page, &self.registry)?;
-        Ok(page)
+        text::encode_registry(&mut page, &self.registry)?;
+        text::encode_registry(&mut page, &self.process)?;
+        text::encode_eof(&mut page)?;
+        Ok(how.of(page))
     }
 
     fn refresh(&self, status: &PipelineStatus) {
         let snapshot = status.snapshot();
-        let name = || snapshot.name.clone();
-        let label = PipelineLabel { pipeline: name(), publisher: None };
+        let label = PipelineLabel { pipeline: snapshot.name.clone(), publisher: None };
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         if let Some(bytes) = snapshot.lag_bytes {
             self.lag_bytes.get_or_create(&label).set(whole(bytes));
         }
-        self.lag_seconds.get_or_create(&label).set(snapshot.lag_seconds);
-        let wait = |label: &PipelineLabel, letters: Option<u64>| match letters {
-            Some(letters) => {
-                self.letters.get_or_create(label).set(whole(letters));
-            }
-            None => {
-                self.letters.remove(label);
-            }
-        };
-        if snapshot.publishers.is_empty() {
-            self.in_flight.get_or_create(&label).set(snapshot.in_flight as i64);
-            wait(&label, snapshot.letters_waiting);
-        }
-        for publisher in &snapshot.publishers {
-            let label = PipelineLabel { publisher: Some(publisher.name.clone()), ..label.clone() };
-            self.in_flight.get_or_create(&label).set(publisher.in_flight as i64);
-            wait(&label, publisher.letters_waiting);
-        }
+        self.refresh_publishers(&snapshot, &label);
         self.confirmed.get_or_create(&label).set(whole(snapshot.confirmed));
         self.leader.get_or_create(&label).set(i64::from(snapshot.leader));
         self.retained.get_or_create(&label).set(whole(snapshot.retained_bytes));
-        for (side, connected) in [("source", snapshot.source_connected), ("sink", snapshot.sink_connected)] {
-            self.connected.get_or_create(&SideLabel { pipeline: name(), side }).set(i64::from(connected));
-        }
+        self.tell_connected(&label, "source", snapshot.source_connected);
+        self.tell_state(&label, snapshot.state);
         if let Some(depth) = status.source.depth() {
             self.depth.get_or_create(&label).set(whole(depth));
             let polls = self.polls.get_or_create(&label);
             polls.inc_by(status.source.polls().saturating_sub(polls.get()));
         }
         for (change, op) in Ignored::ALL {
-            let counter = self.ignored.get_or_create(&OpLabel { pipeline: name(), op });
+            let counter = self.ignored.get_or_create(&OneOf { of: label.clone(), name: "op", value: op });
             counter.inc_by(status.source.ignored(change).saturating_sub(counter.get()));
+        }
+    }
+
+    /// What each publisher has of its own; the only one has it under the pipeline's name alone.
+    fn refresh_publishers(&self, snapshot: &Snapshot, pipeline: &PipelineLabel) {
+        if snapshot.publishers.is_empty() {
+            self.lag_seconds.get_or_create(pipeline).set(snapshot.lag_seconds);
+            self.in_flight.get_or_create(pipeline).set(snapshot.in_flight as i64);
+            self.tell_letters(pipeline, snapshot.letters_waiting);
+            self.tell_connected(pipeline, "sink", snapshot.sink_connected);
+        }
+        for publisher in &snapshot.publishers {
+            let label = PipelineLabel { publisher: Some(publisher.name.clone()), ..pipeline.clone() };
+            self.lag_seconds.get_or_create(&label).set(publisher.lag_seconds);
+            self.in_flight.get_or_create(&label).set(publisher.in_flight as i64);
+            self.tell_letters(&label, publisher.letters_waiting);
+            let takes_part = matches!(publisher.state, State::Streaming | State::Paused);
+            self.tell_connected(&label, "sink", takes_part && !publisher.sink_away);
+            self.tell_state(&label, publisher.state);
+        }
+    }
+
+    fn tell_letters(&self, of: &PipelineLabel, waiting: Option<u64>) {
+        match waiting {
+            Some(letters) => {
+                self.letters.get_or_create(of).set(whole(letters));
+            }
+            None => {
+                self.letters.remove(of);
+            }
+        }
+    }
+
+    fn tell_connected(&self, of: &PipelineLabel, side: &'static str, connected: bool) {
+        let label = OneOf { of: of.clone(), name: "side", value: side };
+        self.connected.get_or_create(&label).set(i64::from(connected));
+    }
+
+    fn tell_state(&self, of: &PipelineLabel, state: State) {
+        for one in State::ALL {
+            let label = OneOf { of: of.clone(), name: "state", value: one.as_str() };
+            self.states.get_or_create(&label).set(i64::from(one == state));
         }
     }
 }

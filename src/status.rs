@@ -31,6 +31,16 @@ pub enum State {
 }
 
 impl State {
+    pub const ALL: [State; 7] = [
+        State::Starting,
+        State::Streaming,
+        State::Paused,
+        State::StandingBy,
+        State::Retrying,
+        State::Stopped,
+        State::Failed,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             State::Starting => "starting",

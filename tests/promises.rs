@@ -29,6 +29,7 @@ mod promises {
     mod kafka_sink;
     mod layouts;
     mod lost_position;
+    mod metrics;
     mod mongodb_checkpoint;
     mod mongodb_commands;
     mod mongodb_connection;
@@ -39,12 +40,14 @@ mod promises {
     mod mongodb_records;
     mod mongodb_snapshot;
     mod mongodb_stream;
+    mod monitoring;
     mod mysql_checkpoint;
     mod mysql_commands;
     mod mysql_connection;
     mod mysql_log;
     mod mysql_start;
     mod mysql_types;
+    mod packaging;
     mod payloads;
     mod poison_records;
     mod postgres_connection;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State as Shared;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
-use crate::metrics::Metrics;
+use crate::metrics::{Exposition, Metrics};
 use crate::status::{PipelineStatus, Pruned, PublisherSnapshot, Snapshot, State};
 pub use orders::Guard;
 
@@ -97,10 +97,11 @@ fn judge(observed: &Observed, bad: impl Fn(&Snapshot) -> bool, word: &str) -> Re
     }
 }
 
-async fn metrics(Shared(observed): Shared<Arc<Observed>>) -> Response {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match observed.metrics.encode(&observed.pipelines) {
-        Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
+async fn metrics(Shared(observed): Shared<Arc<Observed>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|types| types.to_str().ok());
+    let how = Exposition::accepted(accept);
+    match observed.metrics.encode(&observed.pipelines, how) {
+        Ok(page) => ([(header::CONTENT_TYPE, how.content_type())], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

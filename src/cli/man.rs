@@ -1,12 +1,15 @@
 //! `outboxd man [COMMAND]`: the manual pages, in roff.
 
+use std::path::Path;
+
 use clap_mangen::Man;
 
 use crate::failure::{ExitCode, Halt};
 
 /// The page of outboxd, or of one of its commands.
 pub fn page(subcommand: Option<&str>) -> Result<Vec<u8>, Halt> {
-    let mut command = super::command();
+    // `help` is told of by none of them, and has none.
+    let mut command = super::command().disable_help_subcommand(true);
     // Fills in the full names, `outboxd-run` for one.
     command.build();
     let described = match subcommand {
@@ -21,6 +24,16 @@ pub fn page(subcommand: Option<&str>) -> Result<Vec<u8>, Halt> {
     let written = Man::new(described.clone()).render(&mut page);
     written.map_err(|error| super::unexpected(format!("cannot write the manual page: {error}")))?;
     Ok(page)
+}
+
+/// Writes the pages of outboxd and of all its commands, for who packs it.
+pub fn write_all(folder: &Path) -> Result<ExitCode, Halt> {
+    clap_mangen::generate_to(super::command(), folder).map_err(|error| Halt {
+        code: ExitCode::Usage,
+        what: format!("cannot write manual pages to {}: {error}", folder.display()),
+        remedy: "name a folder that is there and may be written to".to_owned(),
+    })?;
+    Ok(ExitCode::Done)
 }
 
 fn unknown(command: &clap::Command, name: &str) -> Halt {
@@ -48,6 +61,19 @@ mod tests {
         }
         let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();
         assert!(run.contains("OUTBOXD_MAX_IN_FLIGHT") && run.contains(".TH outboxd-run"), "{run}");
+    }
+
+    #[test]
+    fn all_pages_are_written_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        write_all(folder.path()).unwrap();
+        for name in ["outboxd", "outboxd-run", "outboxd-dlq", "outboxd-dlq-replay"] {
+            let written = std::fs::read(folder.path().join(format!("{name}.1"))).unwrap();
+            let printed = page(name.strip_prefix("outboxd-")).unwrap();
+            assert!(written == printed, "{name}");
+        }
+        assert!(!folder.path().join("outboxd-config-reference.1").exists(), "it is hidden");
+        assert_eq!(write_all(&folder.path().join("none")).unwrap_err().code, ExitCode::Usage);
     }
 
     #[test]

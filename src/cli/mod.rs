@@ -150,6 +150,9 @@ pub enum Command {
     Man {
         #[arg(value_name = "COMMAND")]
         subcommand: Option<String>,
+        /// Write all pages into this folder instead
+        #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
+        to: Option<PathBuf>,
     },
     /// Print docs/config.md
     #[command(hide = true)]
@@ -254,6 +257,18 @@ pub struct StatusArgs {
     /// Print the answer as it came, in JSON
     #[arg(long)]
     pub json: bool,
+    /// Print nothing but `ok`, or exit with 1 and say what is wrong: for health checks
+    ///
+    /// `live`: it makes progress or waits for good reason. `ready`, when nothing is named: source and sink are reachable too.
+    #[arg(long, value_enum, value_name = "HEALTH", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "ready", conflicts_with = "json")]
+    pub check: Option<Health>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Health {
+    Live,
+    Ready,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -467,7 +482,8 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
             block_on(demo::run(args))
         }
         Command::Completions { shell } => print(&completions::script(shell)),
-        Command::Man { subcommand } => print(&man::page(subcommand.as_deref())?),
+        Command::Man { to: Some(folder), .. } => man::write_all(&folder),
+        Command::Man { subcommand, .. } => print(&man::page(subcommand.as_deref())?),
         Command::ConfigReference => print(config::reference::markdown().as_bytes()),
     }
 }

@@ -1,12 +1,16 @@
-//! `outboxd status`: asks a running outboxd at its admin address and shows the answer as a table.
+//! `outboxd status`: asks a running outboxd at its admin address and shows the answer as a table, or with `--check` tells
+//! by its exit code whether all is well, for health checks where there is neither a shell nor curl.
 
 use serde::Deserialize;
 
-use super::StatusArgs;
 use super::ask::{self, Asked};
+use super::{Health, StatusArgs};
 use crate::failure::{ExitCode, Halt};
 
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Halt> {
+    if let Some(health) = args.check {
+        return check(&args.admin, health).await;
+    }
     let answer = get(&args.admin, "/status").await.map_err(|what| unanswered(&args.admin, &what))?;
     let shown = if args.json {
         format!("{}\n", answer.trim_end())
@@ -14,6 +18,26 @@ pub async fn run(args: StatusArgs) -> Result<ExitCode, Halt> {
         table(&answer).map_err(|error| unanswered(&args.admin, &format!("the answer cannot be read: {error}")))?
     };
     super::print(shown.as_bytes())
+}
+
+/// What makes progress can still wait for a server, so that readiness is the stricter question and asks both.
+async fn check(admin: &str, health: Health) -> Result<ExitCode, Halt> {
+    let paths = match health {
+        Health::Live => &["/livez"][..],
+        Health::Ready => &["/livez", "/readyz"],
+    };
+    for path in paths {
+        let asked = ask::ask(&Asked { address: admin, method: "GET", path, token: None }).await;
+        let answer = asked.map_err(|what| unanswered(admin, &what))?;
+        if answer.status != 200 {
+            return Err(super::unexpected(format!(
+                "http://{admin}{path} answers {}: {}",
+                answer.status,
+                answer.body.trim_end()
+            )));
+        }
+    }
+    super::print(b"ok\n")
 }
 
 fn unanswered(address: &str, what: &str) -> Halt {
@@ -148,7 +172,7 @@ a/b       paused     -            -        -       -          -       -
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let admin = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let halt = run(StatusArgs { admin: admin.clone(), json: false }).await.unwrap_err();
+        let halt = run(StatusArgs { admin: admin.clone(), json: false, check: None }).await.unwrap_err();
         assert!(halt.to_string().contains(&admin) && halt.to_string().contains("--admin"), "{halt}");
     }
 }

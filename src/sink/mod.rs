@@ -140,7 +140,14 @@ impl Sink {
                     let publisher = (settings.name != owner.pipeline).then(|| settings.name.clone());
                     (Identity { pipeline: owner.pipeline.to_owned(), publisher }, settings.window)
                 });
-                Kind::Kafka(Box::new(kafka::KafkaSink::create(&settings.kafka, &memory.kafka, window, exactly_once)?))
+                let (kafka_settings, status) = (&settings.kafka, Some(owner.status));
+                Kind::Kafka(Box::new(kafka::KafkaSink::create(
+                    kafka_settings,
+                    &memory.kafka,
+                    window,
+                    status,
+                    exactly_once,
+                )?))
             }
             SinkSettings::Http(http) => {
                 let courier = HttpCourier::new(http, &memory.http)?;

@@ -111,7 +111,7 @@ impl Office {
             Place::Nowhere | Place::Back => return Ok(()),
         };
         let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
-        let mut sink = kafka::KafkaSink::create(settings, &Arc::default(), &window, None)?;
+        let mut sink = kafka::KafkaSink::create(settings, &Arc::default(), &window, None, None)?;
         let topics = [name.as_str()];
         let ready = tokio::select! {
             ready = sink.ready(&topics) => ready,

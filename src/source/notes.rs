@@ -125,8 +125,12 @@ impl NoteBook {
                     .to_owned(),
             });
         }
-        let made = session.batch_execute(CREATE).await;
-        made.map_err(|error| postgres::server_error::classify_sql(&error, "creating outboxd_publishers"))
+        match session.batch_execute(CREATE).await {
+            Err(error) if !postgres::server_error::made_meanwhile(&error) => {
+                Err(postgres::server_error::classify_sql(&error, "creating outboxd_publishers"))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub async fn save(&mut self, notes: &PublisherNotes) -> Result<(), SourceFailure> {

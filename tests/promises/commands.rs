@@ -107,6 +107,34 @@ async fn when_one_pipeline_ends_for_good_the_others_go_on() {
 }
 
 #[tokio::test]
+async fn pipelines_of_one_database_that_start_together_make_what_they_share_once() {
+    let database = Database::with_outbox(Server::Newest).await;
+    let topic = Topic::create(1).await;
+    let pipeline = |n: usize| {
+        let (url, slot, brokers, topic) = (database.url(), database.slot(), &topic.brokers, &topic.name);
+        let publishers = format!("[pipeline.p{n}.publisher.one]\n[pipeline.p{n}.publisher.other]\n");
+        format!(
+            "[pipeline.p{n}]\nsource = '{url}'\nslot = '{slot}_{n}'\nbrokers = '{brokers}'\ntopic = '{topic}'\n{publishers}"
+        )
+    };
+    let folder = tempfile::tempdir().expect("a folder for the file");
+    let path = folder.path().join("outboxd.toml");
+    std::fs::write(&path, (1..=6).map(pipeline).collect::<String>()).expect("the file is written");
+    // Publication, checkpoints and the publishers' notes are missing, and all six want them.
+    let relay = Relay::spawn(&["run", "--config", &path.display().to_string()]);
+    let admin = relay.admin().await;
+    eventually(PATIENCE, "all of them stream", async || {
+        let page: Value = serde_json::from_str(&get(&admin, "/status").2).expect("/status is JSON");
+        let pipelines = page["pipelines"].as_array().expect("pipelines");
+        let failed = pipelines.iter().find(|one| one["state"] == "failed");
+        assert!(failed.is_none(), "{failed:?}");
+        (pipelines.len() == 6 && pipelines.iter().all(|one| one["state"] == "streaming")).then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+#[tokio::test]
 async fn with_fail_fast_one_pipelines_end_is_the_end() {
     let database = Database::with_outbox(Server::Newest).await;
     let topic = Topic::create(1).await;

@@ -1,17 +1,17 @@
-"""The servers as Docker containers, by the repository's docker-compose.yml."""
+"""The servers as Docker containers, by the repository's docker-compose.yml; and
+what can be said of compose.playground.yml without an engine to start it."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from . import packages
+from . import tools, yaml_files
 from .failure import Failure
-from .process import run
 from .server import Server, environment
 
-PYYAML = "pyyaml==6.0.2"
+# What there is to see in the playground.
+PLAYGROUND = {"postgres", "mysql", "mongodb", "kafka", "outboxd", "prometheus", "grafana"}
 
 
 class Compose:
@@ -49,7 +49,7 @@ class Compose:
         from falling behind there.
         """
         problems = []
-        services = self._parsed().get("services", {})
+        services = yaml_files.read(self.file).get("services", {})
         if set(services) != {server.name for server in servers}:
             problems.append(f"its services are {sorted(services)}, not those in tests/servers/__init__.py")
         for server in servers:
@@ -59,42 +59,53 @@ class Compose:
             if not service.get("healthcheck", {}).get("test"):
                 problems.append(f"{server.name}: no healthcheck")
             ports = service.get("ports", [])
-            if not ports or not all(str(port).startswith("127.0.0.1:") for port in ports):
-                problems.append(f"{server.name}: its ports must be published, and on 127.0.0.1 only")
+            if not ports:
+                problems.append(f"{server.name}: its ports must be published")
             if f"${{{server.port_variables[0]}:-" not in "".join(map(str, ports)):
                 problems.append(f"{server.name}: no port follows {server.port_variables[0]}")
-            for volume in service.get("volumes", []):
-                source = str(volume).split(":")[0]
-                if source.startswith("./") and not (self.repository / source).exists():
-                    problems.append(f"{server.name}: {source} is mounted and does not exist")
+        problems += self._problems_of_any(services)
         # Docker Compose puts an empty string for a variable that is not set.
         for name in re.findall(r"(?<!\$)\$\{(\w+)\}", self.file.read_text()):
             problems.append(f"${{{name}}} has no default")
-        if problems:
-            raise Failure(f"{self.file.name} is not right:\n  " + "\n  ".join(problems))
-        if client_has_compose():
-            ended = subprocess.run(self._command("config", "--quiet"), capture_output=True, text=True)
-            if ended.returncode != 0:
-                raise Failure(f"docker compose refuses {self.file.name}:\n{ended.stderr}")
+        _judge(self.file, problems)
 
-    def _parsed(self) -> dict:
-        """The file's content, by a YAML reader in a Python environment of its own."""
+    def validate_playground(self, servers: list[Server]) -> None:
+        """Raises unless the playground has all that it promises, of the versions that are tested."""
+        file = self.repository / "compose.playground.yml"
+        services = yaml_files.read(file).get("services", {})
+        problems = [f"there is no {name}" for name in sorted(PLAYGROUND - set(services))]
+        tested = {server.image.partition(":")[0]: server.image for server in servers if server.name != "postgres-old"}
+        for name, service in services.items():
+            image = service.get("image", "")
+            if ":" not in image or image.endswith(":latest"):
+                problems.append(f"{name}: the image `{image}` has no version")
+            if image != tested.get(image.partition(":")[0], image):
+                problems.append(f"{name}: the image is {image}, and {tested[image.partition(':')[0]]} is what is tested")
+        problems += self._problems_of_any(services)
+        _judge(file, problems)
 
-        def make(folder: Path) -> None:
-            log = folder / "install.log"
-            run([sys.executable, "-m", "venv", folder], log=log)
-            run([folder / "bin/python", "-m", "pip", "install", "--quiet", PYYAML], log=log)
+    def _problems_of_any(self, services: dict) -> list[str]:
+        problems = []
+        for name, service in services.items():
+            if not all(str(port).startswith("127.0.0.1:") for port in service.get("ports", [])):
+                problems.append(f"{name}: its ports must be published on 127.0.0.1 only")
+            for volume in service.get("volumes", []):
+                source = str(volume).split(":")[0]
+                if source.startswith("./") and not (self.repository / source).exists():
+                    problems.append(f"{name}: {source} is mounted and does not exist")
+        return problems
 
-        reader = packages.cached(f"yaml-python-{sys.version_info.major}.{sys.version_info.minor}", make)
-        ended = subprocess.run(
-            [reader / "bin/python", "-c", "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)"],
-            input=self.file.read_text(),
-            capture_output=True,
-            text=True,
-        )
-        if ended.returncode != 0:
-            raise Failure(f"{self.file.name} is not YAML:\n{ended.stderr}")
-        return json.loads(ended.stdout)
+
+def _judge(file: Path, problems: list[str]) -> None:
+    """Raises if there are problems, or if Docker Compose finds one."""
+    if problems:
+        raise Failure(f"{file.name} is not right:\n  " + "\n  ".join(problems))
+    # It reads and resolves the file without an engine.
+    ended = subprocess.run(
+        [tools.tool("docker-compose"), "--file", file, "config", "--quiet"], capture_output=True, text=True
+    )
+    if ended.returncode != 0:
+        raise Failure(f"docker compose refuses {file.name}:\n{ended.stderr}")
 
 
 def client_has_compose() -> bool:

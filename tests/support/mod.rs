@@ -23,6 +23,7 @@ mod rabbitmq;
 mod relay;
 mod replica_set;
 pub mod shop;
+mod tools;
 mod topic;
 mod zones;
 
@@ -44,6 +45,7 @@ pub use queue::{Exchange, Message, Queue};
 pub use rabbitmq::PrivateRabbit;
 pub use relay::Relay;
 pub use replica_set::PrivateMongo;
+pub use tools::tool;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
 pub use zones::{Zones, metric};
 

@@ -16,6 +16,7 @@ use crate::ack_window::{AckWindow, Receipt};
 use crate::failpoints;
 use crate::route::Record;
 use crate::sink::SinkFailure;
+use crate::status::PublisherStatus;
 
 /// Recognises a record when the source is read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,12 +60,21 @@ pub struct ReceiptContext {
     /// Receipts wait for the commit of their transaction.
     transactional: bool,
     failed: AtomicBool,
+    /// Who is told that no broker is connected, and that one is again.
+    status: Option<Arc<PublisherStatus>>,
+    /// Whether it was told so.
+    away: AtomicBool,
 }
 
 impl ReceiptContext {
-    pub fn new(window: Arc<AckWindow>, memory: Arc<KafkaMemory>, transactional: bool) -> Self {
-        let (alone, failed) = (AtomicBool::new(false), AtomicBool::new(false));
-        ReceiptContext { window, memory, alone, transactional, failed }
+    pub fn new(
+        window: Arc<AckWindow>,
+        memory: Arc<KafkaMemory>,
+        status: Option<Arc<PublisherStatus>>,
+        transactional: bool,
+    ) -> Self {
+        let [alone, failed, away] = [false; 3].map(AtomicBool::new);
+        ReceiptContext { window, memory, alone, transactional, failed, status, away }
     }
 
     pub fn set_alone(&self, alone: bool) {
@@ -169,6 +179,22 @@ impl ClientContext for ReceiptContext {
                 remedy: "grant IdempotentWrite on the cluster to outboxd's user".to_owned(),
             }),
             _ => tracing::warn!(%code, "Kafka: {reason}"),
+        }
+    }
+
+    /// librdkafka keeps one connection at the least, also when there is nothing to send, and tells in its statistics how
+    /// each stands; that a broker is back it tells nowhere else. They are not parsed: of a producer, brokers alone have a
+    /// state, and a topic of many partitions makes them large.
+    fn stats_raw(&self, statistics: &[u8]) {
+        const CONNECTED: &[u8] = br#""state":"UP""#;
+        let Some(status) = &self.status else { return };
+        let connected = statistics.windows(CONNECTED.len()).any(|part| part == CONNECTED);
+        // Dead letters have troubles of their own to tell, which are not over because Kafka answers.
+        let was_away = self.away.swap(!connected, Ordering::Relaxed);
+        if connected && was_away {
+            status.sink_is_back();
+        } else if !connected {
+            status.sink_is_away("no Kafka broker is connected: the log says what was tried");
         }
     }
 

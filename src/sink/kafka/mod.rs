@@ -32,6 +32,7 @@ use crate::config::{Brokers, KafkaOption, KafkaSettings, WindowSettings};
 use crate::milestone::Milestone;
 use crate::route::Record;
 use crate::sink::{Enqueued, SinkFailure};
+use crate::status::PublisherStatus;
 use context::{Fingerprint, ReceiptContext};
 use flusher::Flusher;
 use produce::Topic;
@@ -43,6 +44,9 @@ const BATCH_BYTES: usize = 1_000_000;
 
 /// How long a record waits for company while the source has more at hand; otherwise [`Flusher`] sends it at once.
 const LINGER_MS: &str = "25";
+
+/// How often it is looked whether a broker is connected.
+const STATISTICS_MS: &str = "2000";
 
 /// What outlives a producer: learnt from the broker, needed by the next generation.
 #[derive(Default)]
@@ -101,6 +105,7 @@ impl KafkaSink {
         settings: &KafkaSettings,
         memory: &Arc<KafkaMemory>,
         window: &Arc<AckWindow>,
+        status: Option<&Arc<PublisherStatus>>,
         exactly_once: Option<(Identity, WindowSettings)>,
     ) -> Result<Self, SinkFailure> {
         let batch_bytes = memory.learnt().batch_bytes.unwrap_or(BATCH_BYTES);
@@ -125,6 +130,7 @@ impl KafkaSink {
             .set("queue.buffering.max.kbytes", "2147483647")
             .set("reconnect.backoff.max.ms", "2000")
             .set("socket.keepalive.enable", "true")
+            .set("statistics.interval.ms", STATISTICS_MS)
             .set_log_level(RDKafkaLogLevel::Warning);
         if let Some((identity, _)) = &exactly_once {
             let timeout = transactions::TIMEOUT.as_millis().to_string();
@@ -133,7 +139,8 @@ impl KafkaSink {
             config.set("transaction.timeout.ms", &timeout).set("message.timeout.ms", &timeout);
         }
         apply(settings, &mut config)?;
-        let context = ReceiptContext::new(window.clone(), memory.clone(), exactly_once.is_some());
+        let transactional = exactly_once.is_some();
+        let context = ReceiptContext::new(window.clone(), memory.clone(), status.cloned(), transactional);
         let producer = ThreadedProducer::from_config_and_context(&config, context).map_err(not_creatable)?;
         let producer = Arc::new(producer);
         let chosen = settings.options.iter().any(|option| option.key == "queue.buffering.max.ms");

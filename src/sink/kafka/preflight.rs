@@ -21,7 +21,7 @@ pub async fn preflight(settings: &KafkaSettings, topic: Option<&str>, dead_lette
     let settings = &settings;
     let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
     let memory = Arc::new(KafkaMemory::default());
-    let sink = match KafkaSink::create(settings, &memory, &window, None) {
+    let sink = match KafkaSink::create(settings, &memory, &window, None, None) {
         Ok(sink) => sink,
         Err(failure) => {
             refused(&mut report, "brokers", failure);

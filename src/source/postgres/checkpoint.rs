@@ -3,7 +3,7 @@
 //! The slot decides where reading goes on. The row says whether there ever was a slot, on which server, and how far
 //! it had come, so that a dropped slot or another server is noticed instead of silently starting anew.
 
-use super::server_error::classify_sql;
+use super::server_error::{classify_sql, made_meanwhile};
 use super::sql::SqlSession;
 use super::tables::literal;
 pub use crate::checkpoint::SnapshotState;
@@ -37,10 +37,15 @@ pub async fn table_exists(session: &SqlSession) -> Result<bool, SourceFailure> {
 }
 
 pub async fn create_table(session: &SqlSession) -> Result<(), SourceFailure> {
-    session.batch_execute(CREATE).await.map_err(|error| match classify_sql(&error, "creating outboxd_checkpoint") {
-        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady { what, remedy: CREATE_ELSEWHERE.to_owned() },
-        other => other,
-    })
+    match session.batch_execute(CREATE).await {
+        Err(error) if !made_meanwhile(&error) => Err(match classify_sql(&error, "creating outboxd_checkpoint") {
+            SourceFailure::NotReady { what, .. } => {
+                SourceFailure::NotReady { what, remedy: CREATE_ELSEWHERE.to_owned() }
+            }
+            other => other,
+        }),
+        _ => Ok(()),
+    }
 }
 
 pub async fn load(session: &SqlSession, pipeline: &str) -> Result<Option<Checkpoint>, SourceFailure> {

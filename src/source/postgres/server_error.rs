@@ -181,6 +181,16 @@ pub fn classify_sql(error: &tokio_postgres::Error, what: &str) -> SourceFailure 
     WireError::from(error).classify(what)
 }
 
+/// Whether somebody else made what was about to be made: another pipeline of the same database that starts too. Of two
+/// `CREATE TABLE IF NOT EXISTS` at the same time one may meet the other's row in the catalogue.
+pub fn made_meanwhile(error: &tokio_postgres::Error) -> bool {
+    use tokio_postgres::error::SqlState;
+    let code = error.code();
+    [SqlState::DUPLICATE_OBJECT, SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION]
+        .iter()
+        .any(|one| code == Some(one))
+}
+
 /// The role in `postgres://role@…`.
 fn role_in(description: &str) -> &str {
     description

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::checkpoint::{self, SnapshotState};
 use super::judge::{self, refuse};
-use super::server_error::classify_sql;
+use super::server_error::{classify_sql, made_meanwhile};
 use super::slot;
 use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, literal, quote};
@@ -400,6 +400,10 @@ pub(super) async fn make_publication(
     tracing::info!(publication = name, "creating the publication");
     let create = slot::create_publication(name, tables.iter().map(CatalogTable::quoted));
     session.batch_execute(&create).await.map_err(|error| match classify_sql(&error, "creating the publication") {
+        // Whether it has our tables is looked at anew.
+        _ if made_meanwhile(&error) => {
+            SourceFailure::Restart { what: format!("the publication {name} was made by another pipeline just now") }
+        }
         SourceFailure::NotReady { what, .. } => SourceFailure::NotReady { what, remedy: publication_by_owner(&create) },
         other => other,
     })
