@@ -301,7 +301,7 @@ impl Metrics {
     fn tell_letters(&self, of: &PipelineLabel, waiting: Option<u64>) {
         match waiting {
             Some(letters) => {
-                self.letters.get_or_create(of).set(whole(letters));
+                self.letters.get_or_create(of).set(i64::try_from(letters).unwrap_or(i64::MAX));
             }
             None => {
                 self.letters.remove(of);
