@@ -24,6 +24,7 @@ pub mod config;
 pub mod dead_letters;
 pub mod event;
 pub mod failure;
+pub mod figures;
 pub mod metrics;
 pub mod pipeline;
 pub mod position;

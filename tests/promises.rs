@@ -42,6 +42,7 @@ mod promises {
     mod mysql_types;
     mod payloads;
     mod poison_records;
+    mod position_of_slot;
     mod postgres_connection;
     mod preflight;
     mod preflight_kafka;
@@ -52,4 +53,5 @@ mod promises {
     mod silent_network;
     mod snapshot;
     mod stdout_sink;
+    mod terminals;
 }

@@ -38,6 +38,27 @@ impl KafkaStore {
 
     pub async fn load(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
         self.create_topic().await?;
+        self.read(pipeline).await
+    }
+
+    /// As [`load`](Self::load), and makes no topic. Only for a look: a broker that has not heard of the topic yet says that
+    /// there is none.
+    pub async fn peek(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
+        let consumer: BaseConsumer = self.config.create().map_err(|error| refused(&error))?;
+        let asked = tokio::task::spawn_blocking(move || consumer.fetch_watermarks(TOPIC, 0, PATIENCE)).await;
+        let asked = asked.map_err(|died| CheckpointError::Transient(format!("reading {TOPIC} died: {died}")))?;
+        match asked {
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition,
+            )) => Ok(None),
+            Err(error) => Err(transient("reading", &error)),
+            Ok(_) => self.read(pipeline).await,
+        }
+    }
+
+    async fn read(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
         let (config, key) = (self.config.clone(), pipeline.to_owned());
         let read = tokio::task::spawn_blocking(move || last_of(&config, &key)).await;
         let read = read.map_err(|died| CheckpointError::Transient(format!("reading {TOPIC} died: {died}")))??;

@@ -5,6 +5,7 @@
 
 mod ask;
 pub mod check;
+mod choose;
 pub mod completions;
 pub mod demo;
 pub mod dlq;
@@ -12,8 +13,11 @@ pub mod init;
 pub mod logging;
 pub mod man;
 pub mod order;
+pub mod position;
+mod progress;
 pub mod run;
 pub mod status;
+pub mod table;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -45,6 +49,7 @@ Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
+  outboxd status                           what it is doing
   outboxd dlq list --config /etc/outboxd.toml --name orders
 
 Exit codes:
@@ -72,9 +77,29 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd check --config /etc/outboxd.toml
+  outboxd check --config /etc/outboxd.toml --json | jq '.[] | select(.status != \"ok\")'
 
-Exits 0 when a run would start, 3 when something is wrong with the source, 5
-when with the sink.";
+Every check is a line: ok, WARN (a run starts, and someone should know) or FAIL (a
+run does not start), what it is about, what was seen, and what mends it. Exits 0
+when a run would start, 3 when something is wrong with the source, 5 when with
+the sink; warnings change nothing.";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  outboxd status
+  outboxd status --admin 10.0.0.7:7420 --json | jq '.pipelines[].state'
+
+Colours are left out where the output is not a terminal, and where NO_COLOR is
+set.";
+
+const LAG_EXAMPLES: &str = "\
+Examples:
+  outboxd lag
+  outboxd lag --json | jq '.[] | select(.lag_seconds > 60)'
+
+BEHIND is the age of the oldest event that is read and not delivered, LAG what
+the log holds after the confirmed position, RETAINED what the server keeps of
+its log for the pipeline, PENDING the rows that wait in a polled table.";
 
 const INIT_EXAMPLES: &str = "\
 Examples:
@@ -97,7 +122,7 @@ pub enum Command {
     /// Relay until stopped
     #[command(after_help = RUN_EXAMPLES)]
     Run(PipelineArgs),
-    /// Look at source and sink and report everything that is wrong, each with its remedy
+    /// Look at source and sink and report every check: what was seen, and for what is wrong its remedy
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Create table, publication, slot and checkpoint table, so that nothing committed from then on is missed
@@ -106,13 +131,24 @@ pub enum Command {
     #[command(after_help = INIT_EXAMPLES)]
     Init(InitArgs),
     /// Show what a running outboxd is doing
+    #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show how far behind each pipeline and publisher of a running outboxd is, and because of whom
+    #[command(after_help = LAG_EXAMPLES)]
+    Lag(LagArgs),
     /// Pause a pipeline, or one of its publishers, until it is resumed; a restart does not
     ///
     /// What comes meanwhile stays in the database's log, which grows: see --max-retained.
     Pause(OrderArgs),
     /// Resume a pipeline, or one of its publishers, where it stood
     Resume(OrderArgs),
+    /// Look at where a pipeline stands in its source's log, skip ahead, or go back
+    ///
+    /// SOURCE and flags, or --config, are those of `run`. The pipeline itself must not run.
+    Position {
+        #[command(subcommand)]
+        command: position::PositionCommand,
+    },
     /// Look at events that could not be delivered, send them again, delete them
     ///
     /// SOURCE and flags, or --config, are those of `run`: they say where dead letters are (--dead-letter) and where they go.
@@ -147,6 +183,9 @@ pub struct PipelineArgs {
     /// The pipeline's flags that stood on the command line.
     #[arg(skip)]
     pipeline_flags: Vec<String>,
+    /// Those whose variables were set in the environment.
+    #[arg(skip)]
+    pipeline_variables: Vec<String>,
     /// No record is sent, so that brokers need not be named.
     #[arg(skip)]
     without_sink: bool,
@@ -156,7 +195,7 @@ pub struct PipelineArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub pipelines: PipelineArgs,
-    /// Print the findings as a JSON array
+    /// Print the checks as a JSON array
     #[arg(long, help_heading = "Check")]
     pub json: bool,
 }
@@ -224,6 +263,16 @@ pub struct StatusArgs {
 }
 
 #[derive(Clone, Debug, Args)]
+pub struct LagArgs {
+    /// Admin address of the running outboxd
+    #[arg(long, env = "OUTBOXD_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
+    pub admin: String,
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 pub struct OrderArgs {
     /// The pipeline, or PIPELINE/PUBLISHER
     pub name: String,
@@ -263,7 +312,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 4] = ["run", "check", "init", "dlq"];
+const LAYERED: [&str; 5] = ["run", "check", "init", "position", "dlq"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -347,6 +396,7 @@ impl Command {
                 Some(&mut args.pipelines)
             }
             Command::Dlq { command } => Some(command.layer()),
+            Command::Position { command } => Some(command.layer()),
             _ => None,
         }
     }
@@ -374,17 +424,19 @@ impl PipelineArgs {
                 clap::Error::raw(ErrorKind::ValueValidation, message)
             })?;
         }
-        self.pipeline_flags = config::options::definitions::<PipelineOptions>()
-            .iter()
-            .filter(|arg| source_of(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
-            .map(|arg| arg.get_long().map_or_else(|| "SOURCE".to_owned(), |long| format!("--{long}")))
-            .collect();
+        let definitions = config::options::definitions::<PipelineOptions>();
+        let said = |by: ValueSource| {
+            let of = definitions.iter().filter(|arg| source_of(arg.get_id().as_str()) == Some(by));
+            of.map(|arg| arg.get_long().map_or_else(|| "SOURCE".to_owned(), |long| format!("--{long}"))).collect()
+        };
+        self.pipeline_flags = said(ValueSource::CommandLine);
+        self.pipeline_variables = said(ValueSource::EnvVariable);
         Ok(())
     }
 
     fn settings(self) -> Result<Settings, Halt> {
-        let PipelineArgs { pipeline, process, pipeline_flags, without_sink } = self;
-        Ok(Settings::load(Said { pipeline, process, pipeline_flags, without_sink })?)
+        let PipelineArgs { pipeline, process, pipeline_flags, pipeline_variables, without_sink } = self;
+        Ok(Settings::load(Said { pipeline, process, pipeline_flags, pipeline_variables, without_sink })?)
     }
 }
 
@@ -407,8 +459,10 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
             block_on(init::run(settings, init))
         }
         Command::Status(args) => block_on(status::run(args)),
+        Command::Lag(args) => block_on(status::lag(args)),
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),
+        Command::Position { command } => position::execute(command),
         Command::Dlq { command } => dlq::execute(command),
         Command::Demo(args) => {
             // The demo speaks for itself.

@@ -22,6 +22,7 @@ mod rabbitmq;
 mod relay;
 mod replica_set;
 pub mod shop;
+mod terminal;
 mod topic;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
@@ -41,6 +42,7 @@ pub use queue::{Exchange, Message, Queue};
 pub use rabbitmq::PrivateRabbit;
 pub use relay::Relay;
 pub use replica_set::PrivateMongo;
+pub use terminal::Terminal;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
 
 use std::net::TcpListener;

@@ -23,6 +23,7 @@ pub(crate) mod server;
 pub(crate) mod server_error;
 pub mod setup;
 mod snapshot;
+pub mod stand;
 pub mod token;
 
 pub use reader::Reader;

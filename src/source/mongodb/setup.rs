@@ -13,7 +13,7 @@ use super::{first_position, judge, watch_of};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MongoSettings, RouteSettings, Snapshot};
 use crate::dead_letters::mongodb as letters;
-use crate::source::{SourceFailure, schema};
+use crate::source::{SourceFailure, audit, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
 const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
@@ -114,6 +114,11 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     }
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
+    }
+    if wanted.is_log() {
+        for command in commands(&schema::fill(audit::MONGODB, |_| None)) {
+            plan.add(&connection.database, audit::NAME, command).await?;
+        }
     }
     for table in wanted.letter_tables() {
         let database = letters::database(connection, table);
@@ -238,6 +243,7 @@ mod tests {
             (MESSAGE_GROUP, 2),
             (NATIVE_STATUS, 1),
             (CHECKPOINT, 1),
+            (audit::MONGODB, 1),
             (letters::CREATE, 2),
         ] {
             let filled = schema::fill(script, |_| None);

@@ -49,6 +49,7 @@ pub mod server_error;
 pub mod session;
 pub mod setup;
 pub(crate) mod snapshot;
+pub mod stand;
 pub mod table_map;
 pub(crate) mod tables;
 mod temporal;

@@ -11,7 +11,7 @@ use super::{first_position, refuse};
 use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MySqlSettings, Snapshot, TableName};
 use crate::dead_letters::mysql as letters;
-use crate::source::{SourceFailure, schema};
+use crate::source::{SourceFailure, audit, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
@@ -116,6 +116,10 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     let has_table = checkpoint::table_exists(session, database).await?;
     if place.is_table() {
         plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
+    }
+    if place.is_table() {
+        let recorded = audit::mysql_table_exists(session).await?;
+        plan.add(recorded, format!("table {}", audit::NAME), schema::fill(audit::MYSQL, |_| None));
     }
     let stored = match place.is_table() && !has_table {
         true => None,

@@ -24,6 +24,7 @@ mod idle_outbox;
 mod killed_relay;
 mod polling;
 mod polling_trouble;
+mod position;
 mod produce_receive;
 mod publishers;
 mod rollback;
