@@ -38,6 +38,7 @@ mod promises {
     mod mysql_commands;
     mod mysql_connection;
     mod mysql_log;
+    mod mysql_position;
     mod mysql_start;
     mod mysql_types;
     mod payloads;

@@ -19,14 +19,14 @@ impl Places {
 
 /// What was said of a pipeline on the command line and in the environment, by the names of flags.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said<'a> {
-    pub flags: &'a [String],
-    pub variables: &'a [String],
+pub(super) struct Said {
+    pub flags: Vec<String>,
+    pub variables: Vec<String>,
     /// With several pipelines in a file the environment only fills in what the tables leave out.
     pub fills_in: bool,
 }
 
-impl Said<'_> {
+impl Said {
     /// The flag or the variable that has the last word on a key, beside a file that may have said something.
     pub fn of(&self, key: &str, in_file: bool) -> Option<String> {
         let flag = if key == "source" { "SOURCE".to_owned() } else { format!("--{key}") };

@@ -4,6 +4,8 @@
 //! is. When the file holds several, a pipeline's flag is a usage error, since it cannot mean one of them, and a
 //! pipeline's environment variable fills in what each table leaves out: the table, which names its pipeline, wins.
 
+use std::sync::Arc;
+
 use super::file::{self, FileOptions, PipelineTable, PublisherTable};
 use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
@@ -70,8 +72,11 @@ impl Settings {
                 (process, places, layered.collect())
             }
         };
-        let origins =
-            places::Said { flags: &said.pipeline_flags, variables: &said.pipeline_variables, fills_in: several };
+        let origins = Arc::new(places::Said {
+            flags: said.pipeline_flags,
+            variables: said.pipeline_variables,
+            fills_in: several,
+        });
         // What was said beside the file has the last word, and is not where the file has it.
         let mut process_places = process_places;
         for (key, said) in
@@ -183,7 +188,7 @@ pub(super) struct KafkaOptions {
 }
 
 /// Resolves one pipeline, collecting its problems.
-pub(super) struct Resolver<'a> {
+pub(super) struct Resolver {
     /// The pipeline's table in the file, if it has one.
     pub(super) table: Option<String>,
     /// The publisher whose table is looked at.
@@ -191,15 +196,15 @@ pub(super) struct Resolver<'a> {
     /// Where in the file the pipeline's keys stand, and the publisher's.
     places: Places,
     pub(super) publisher_places: Places,
-    said: &'a places::Said<'a>,
+    said: Arc<places::Said>,
     without_sink: bool,
     pub(super) problems: Vec<Problem>,
 }
 
-impl<'a> Resolver<'a> {
-    pub(super) fn new(table: Option<String>, places: Places, said: &'a places::Said<'a>, without_sink: bool) -> Self {
+impl Resolver {
+    pub(super) fn new(table: Option<String>, places: Places, said: &Arc<places::Said>, without_sink: bool) -> Self {
         let (publisher, publisher_places, problems) = (None, Places::default(), Vec::new());
-        Resolver { table, publisher, places, publisher_places, said, without_sink, problems }
+        Resolver { table, publisher, places, publisher_places, said: said.clone(), without_sink, problems }
     }
 
     /// Keeps a problem; what several publishers take from the pipeline is told once.

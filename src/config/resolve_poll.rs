@@ -9,7 +9,7 @@ use super::values::Span;
 use crate::route::layout::Layout;
 use crate::source::poll::ledger::Patience;
 
-impl Resolver<'_> {
+impl Resolver {
     pub(super) fn capture(&mut self, said: &PipelineOptions, source: Option<&SourceSettings>) -> Option<Capture> {
         match said.capture.as_deref().unwrap_or_default() {
             "log" => {

@@ -31,7 +31,7 @@ impl Layer {
     /// The pipelines that it means: one for all publishers that share a reading of the log, one for each that does not.
     pub(super) fn pipelines(
         self,
-        said: &Said<'_>,
+        said: &Arc<Said>,
         without_sink: bool,
         problems: &mut Vec<Problem>,
     ) -> Vec<PipelineSettings> {
@@ -54,7 +54,7 @@ impl Layer {
     }
 }
 
-impl Resolver<'_> {
+impl Resolver {
     /// A publisher with a position of its own: a pipeline that is called after both.
     fn own_pipeline(&mut self, mut said: PipelineOptions, publisher: PublisherTable) -> Option<PipelineSettings> {
         let suffix = publisher.name.clone();
@@ -248,7 +248,16 @@ impl Resolver<'_> {
                     self.problem_within("column", &role, format!("{what}{hint}"));
                 }
                 PlanError::PayloadPointer => self.problem_within("column", "payload", what),
-                PlanError::NoColumn(..) => self.problem("column", what),
+                PlanError::NoColumn(_, role) => {
+                    let asked = match role {
+                        "version" => "only-version",
+                        "type" => "only-type",
+                        "tags" if self.says("required-tags") => "required-tags",
+                        "tags" => "any-of-tags",
+                        _ => "column",
+                    };
+                    self.problem(if self.says(asked) { asked } else { "column" }, what);
+                }
                 PlanError::BadVersion(_) => self.problem("only-version", what),
                 PlanError::Template(_) | PlanError::TopicName(_) => self.problem(topic, what),
             }

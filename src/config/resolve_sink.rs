@@ -65,7 +65,7 @@ impl Scheme {
 const RETRIES: u32 = 3;
 const BACKOFF: std::time::Duration = std::time::Duration::from_secs(1);
 
-impl Resolver<'_> {
+impl Resolver {
     /// The sink, and what it means for routing.
     pub(super) fn sink(&mut self, options: SinkOptions, route: &mut RouteSettings) -> Option<SinkSettings> {
         let said = options.sink.unwrap_or_else(|| "kafka".into());

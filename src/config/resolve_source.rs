@@ -32,7 +32,7 @@ pub(super) struct SourceOptions<'a> {
 /// A source, and the name that a pipeline takes from it.
 type Named = (SourceSettings, String);
 
-impl Resolver<'_> {
+impl Resolver {
     pub(super) fn source(&mut self, said: Option<Secret>, options: SourceOptions<'_>) -> Option<Named> {
         let Some(secret) = said else {
             self.problem("source", "is missing: where the outbox is, for instance postgres://user@host/database");

@@ -441,7 +441,8 @@ fn every_kind_of_mistake_in_a_file_is_pointed_at_with_line_and_column() {
         ("topic = 'a{b'", "4:9", "shop: topic: topic template: `a{b` has an opening brace"),
         ("topic = 'a b'", "4:9", "shop: topic: the topic `a b` is not a name"),
         ("column = { kye = 'x' }", "4:18", "shop: column: `kye` is no role"),
-        ("only-version = 'new'", "4:16", "shop: only-version: `new` is not a version"),
+        ("column = { version = 'v' }\nonly-version = '>=new'", "5:16", "shop: only-version: `>=new` is not a version"),
+        ("only-version = '2'", "4:16", "shop: only-version: the layout `native` has no `version`"),
         ("topic = 'env:OUTBOXD_TEST_NOT_SET'", "4:9", "shop: topic: env:OUTBOXD_TEST_NOT_SET: is not set"),
         ("topic = 'file:/no/such/file'", "4:9", "shop: topic: file:/no/such/file: cannot be read"),
         ("kafka.acks = 1", "4:14", "shop: kafka: request.required.acks"),
@@ -473,10 +474,13 @@ fn two_pipelines_of_one_name_are_pointed_at() {
                  brokers = 'k:1'\nname = 'a'\n";
     let error = from_file(Said::default(), twice).unwrap_err();
     assert!(error.to_string().starts_with("f.toml:7:8: pipeline a: two pipelines have this name"), "{error}");
-    let error = file::parse("f.toml", "[pipeline.a]\nslot = 'x'\n[pipeline.a]\nslot = 'y'\n").unwrap_err();
-    assert!(error.to_string().starts_with("f.toml:3:"), "{error}");
-    let error = file::parse("f.toml", "[pipeline.a]\nslot = 'x'\nslot = 'y'\n").unwrap_err();
-    assert!(error.to_string().starts_with("f.toml:3:"), "{error}");
+    for (text, place) in [
+        ("[pipeline.a]\nslot = 'x'\n[pipeline.a]\nslot = 'y'\n", "f.toml:3:11"),
+        ("[pipeline.a]\nslot = 'x'\nslot = 'y'\n", "f.toml:3:1"),
+    ] {
+        let error = file::parse("f.toml", text).unwrap_err();
+        assert_eq!((error.problems[0].place.as_str(), error.problems[0].what.as_str()), (place, "duplicate key"));
+    }
 }
 
 #[test]

@@ -116,6 +116,13 @@ impl NoteBook {
         }
     }
 
+    /// For a command that ends with it.
+    pub async fn close(self) {
+        if let Place::Mongo(collection) = self.place {
+            mongodb::server::close(collection.client().clone()).await;
+        }
+    }
+
     /// Makes the place, where it is not there and may be made.
     pub async fn prepare(&mut self) -> Result<(), SourceFailure> {
         let Place::Postgres(session) = &mut self.place else { return Ok(()) };

@@ -133,9 +133,7 @@ pub async fn look(settings: &PipelineSettings) -> Result<Stand, SourceFailure> {
     stand.pipeline.clone_from(&settings.name);
     if stand.publishers.is_empty() {
         // Whoever may not read the notes is told where the pipeline is all the same.
-        if let Ok(mut book) = NoteBook::open(settings, &Memory::new(settings)).await
-            && let Ok(Some(notes)) = book.peek().await
-        {
+        if let Ok(Some(notes)) = notes(settings).await {
             stand.publishers = noted(settings, &notes);
         }
     }
@@ -323,12 +321,17 @@ pub async fn note(settings: &PipelineSettings, notes: Option<&PublisherNotes>) -
     let Some(notes) = notes else { return Ok(()) };
     let mut book = NoteBook::open(settings, &Memory::new(settings)).await?;
     book.prepare().await?;
-    book.save(notes).await
+    let saved = book.save(notes).await;
+    book.close().await;
+    saved
 }
 
 /// The notes there are.
 pub async fn notes(settings: &PipelineSettings) -> Result<Option<PublisherNotes>, SourceFailure> {
-    NoteBook::open(settings, &Memory::new(settings)).await?.peek().await
+    let mut book = NoteBook::open(settings, &Memory::new(settings)).await?;
+    let notes = book.peek().await;
+    book.close().await;
+    notes
 }
 
 #[cfg(test)]

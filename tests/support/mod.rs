@@ -27,7 +27,7 @@ mod topic;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
 pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
-pub use command::{Checked, Found, check, outboxd};
+pub use command::{Checked, Ended, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
 pub use documents::{Documents, numbered};

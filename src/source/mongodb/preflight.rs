@@ -22,16 +22,24 @@ const SHORT_WINDOW_HOURS: u32 = 24;
 /// Looks at everything that a run needs of the server.
 pub async fn preflight(settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Vec<Finding> {
     let mut report = Report::about("SOURCE");
-    // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, kafka).await;
+    if let Some(connection) = report.told("connection", server::connect(settings).await) {
+        // What ends the look early has been reported.
+        let _ = look(&mut report, &connection, settings, pipeline, kafka).await;
+        connection.close().await;
+    }
     report.into_findings()
 }
 
-async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Option<()> {
-    let connection = report.told("connection", server::connect(settings).await)?;
-    let server = report.told("connection", Server::ask(&connection).await)?;
+async fn look(
+    report: &mut Report,
+    connection: &Connection,
+    settings: &MongoSettings,
+    pipeline: &str,
+    kafka: &KafkaSettings,
+) -> Option<()> {
+    let server = report.told("connection", Server::ask(connection).await)?;
     report.on(&server.address).ok("connection", format!("MongoDB {} answers", server.version_text()));
-    protection(report, &connection, &server);
+    protection(report, connection, &server);
     let wrong = judge::server(&server);
     match (&server.set, server.sharded) {
         (Some(set), _) if wrong.is_empty() => report.ok("replica-set", format!("a member of {set}")),
@@ -46,11 +54,11 @@ async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kaf
     for failure in wrong {
         report.refused("replica-set", failure);
     }
-    compatibility(report, &connection).await;
-    let watch = watch_of(settings, &connection, &server);
-    collections(report, &connection, &watch.scope).await;
+    compatibility(report, connection).await;
+    let watch = watch_of(settings, connection, &server);
+    collections(report, connection, &watch.scope).await;
     report.on(checkpoint::described(connection.database.name()));
-    checkpoint_rights(report, &connection, settings).await;
+    checkpoint_rights(report, connection, settings).await;
     if unusable {
         return None;
     }
@@ -61,9 +69,9 @@ async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kaf
         report.ok("change-stream", format!("{} can be watched", watch.scope));
     }
     report.on(&server.address);
-    window(report, &connection).await;
+    window(report, connection).await;
     report.on(settings.checkpoint.describe());
-    position(report, &connection, &server, &watch, settings, pipeline, kafka).await
+    position(report, connection, &server, &watch, settings, pipeline, kafka).await
 }
 
 fn protection(report: &mut Report, connection: &Connection, server: &Server) {

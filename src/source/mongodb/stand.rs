@@ -44,7 +44,7 @@ pub async fn look(settings: &MongoSettings, of: &PipelineSettings) -> Result<Sta
     // Only some users may look there.
     let oplog = server::oplog(&connection.client).await.ok();
     let end = oplog.map_or(server.now, |oplog| oplog.last);
-    Ok(Stand {
+    let shown = Stand {
         source: "mongodb".to_owned(),
         address: server.address.clone(),
         position: stored.map(|stored| stored.position),
@@ -55,7 +55,9 @@ pub async fn look(settings: &MongoSettings, of: &PipelineSettings) -> Result<Sta
         held_by: lease::holder(&connection.database, &of.name).await?,
         remarks,
         ..Stand::default()
-    })
+    };
+    connection.close().await;
+    Ok(shown)
 }
 
 pub struct Held<'a> {
@@ -276,6 +278,7 @@ impl<'a> Held<'a> {
 
     pub async fn release(self) {
         let _ = self.lease.release().await;
+        self.connection.close().await;
     }
 }
 

@@ -14,9 +14,9 @@ use super::{judge, setup};
 use crate::checkpoint::publishers::PublisherNotes;
 use crate::config::{PipelineSettings, PostgresSettings};
 use crate::position::{Lsn, Position};
+use crate::source::SourceFailure;
 use crate::source::audit::{self, Entry};
 use crate::source::stand::{self, Arranging, COUNTING, Change, Counted, MOST_COUNTED, Stand, Target, Whose};
-use crate::source::{SourceFailure, notes};
 
 /// What the server says of slot and row.
 struct Found {
@@ -281,7 +281,7 @@ impl<'a> Held<'a> {
         let messages = if prefixes.is_empty() { "" } else { ", 'messages', 'true'" };
         // An insert is `I` and its relation's oid, a message `M`, flags, its position and its prefix.
         let statement = format!(
-            "WITH leaves AS (SELECT array_agg(p.relid::oid::bigint) AS oids
+            "WITH leaves AS (SELECT $1::bigint[] || array_agg(p.relid::oid::bigint) AS oids
                              FROM unnest($1::bigint[]) AS t (oid), pg_catalog.pg_partition_tree(t.oid::oid) p),
                   changes AS (SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($2, $3::text::pg_lsn, $4,
                       'proto_version', '1', 'publication_names', $5{messages}))
@@ -321,12 +321,6 @@ impl<'a> Held<'a> {
             return Err(SourceFailure::Held {
                 what: format!("an instance has run pipeline `{}` meanwhile: nothing was changed", self.of.name),
             });
-        }
-        if notes.is_some() && !notes::table_exists(&self.session).await? {
-            self.session
-                .batch_execute(notes::CREATE)
-                .await
-                .map_err(|error| classify_sql(&error, "creating outboxd_publishers"))?;
         }
         stand::note(self.of, notes.as_ref()).await?;
         match step {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Outbox, OutboxWriter, Relay, Source, Topic, TopicReader, outboxd};
+use crate::support::{Ended, Outbox, OutboxWriter, Relay, Source, Topic, TopicReader, outboxd};
 
 struct Stood {
     outbox: Outbox,
@@ -56,12 +56,16 @@ impl Stood {
 
     /// Runs `outboxd position`; its code, and all it wrote.
     async fn position(&self, arguments: &[&str]) -> (i32, String) {
+        let ended = self.command(arguments).await;
+        (ended.code, format!("{}{}", ended.stdout, ended.stderr))
+    }
+
+    async fn command(&self, arguments: &[&str]) -> Ended {
         let url = self.outbox.url();
         // The checkpoint may be in Kafka.
         let brokers = ["--brokers", self.topic.brokers.as_str()];
         let all = [&["position"][..], arguments, &[url.as_str()], &brokers[..], &self.flags()[..]].concat();
-        let ended = outboxd(&all).await;
-        (ended.code, format!("{}{}", ended.stdout, ended.stderr))
+        outboxd(&all).await
     }
 
     async fn set(&self, position: &str) -> String {
@@ -79,9 +83,9 @@ impl Stood {
     }
 
     async fn shown(&self) -> Value {
-        let (code, text) = self.position(&["show", "--json"]).await;
-        assert_eq!(code, 0, "{text}");
-        let shown: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let ended = self.command(&["show", "--json"]).await;
+        assert!(ended.code == 0 && ended.stderr.is_empty(), "{ended:?}");
+        let shown: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
         shown[0].clone()
     }
 
