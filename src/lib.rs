@@ -26,6 +26,7 @@ pub mod dead_letters;
 pub mod event;
 pub mod failpoints;
 pub mod failure;
+pub mod figures;
 #[cfg(feature = "inbox")]
 pub mod inbox;
 pub mod metrics;

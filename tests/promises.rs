@@ -45,11 +45,13 @@ mod promises {
     mod mysql_commands;
     mod mysql_connection;
     mod mysql_log;
+    mod mysql_position;
     mod mysql_start;
     mod mysql_types;
     mod packaging;
     mod payloads;
     mod poison_records;
+    mod position_of_slot;
     mod postgres_connection;
     mod preflight;
     mod preflight_kafka;
@@ -61,4 +63,5 @@ mod promises {
     mod silent_network;
     mod snapshot;
     mod stdout_sink;
+    mod terminals;
 }

@@ -10,6 +10,9 @@ GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'outboxd'@'%';
 -- Where it stands. No DELETE: giving a position up is a person's decision.
 GRANT SELECT, INSERT, UPDATE ON shop.outboxd_checkpoint TO 'outboxd'@'%';
 
+-- Only for who sets positions by hand (`outboxd position set`); the record can be added to and not changed:
+-- GRANT INSERT ON shop.outboxd_audit TO 'outboxd'@'%';
+
 -- To look up the table's columns, and for --snapshot existing.
 GRANT SELECT ON shop.outbox TO 'outboxd'@'%';
 -- Only for --snapshot existing on a server without GTIDs:

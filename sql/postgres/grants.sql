@@ -12,6 +12,9 @@ CREATE ROLE outboxd_relay LOGIN REPLICATION PASSWORD 'change me';
 -- Where it stands. No DELETE: giving a position up is a person's decision.
 GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outboxd_relay;
 
+-- Only for who sets positions by hand (`outboxd position set`); the record can be added to and not changed:
+-- GRANT INSERT ON outboxd_audit TO outboxd_relay;
+
 -- Only for --snapshot existing, which reads the rows already in the table; the log is read without it.
 -- GRANT SELECT ON outbox TO outboxd_relay;
 

@@ -66,6 +66,23 @@ impl CompactedTopic {
         }
     }
 
+    /// Whether there is such a topic, as far as the broker has heard.
+    pub async fn exists(&self) -> Result<bool, CheckpointError> {
+        let consumer: BaseConsumer = self.config.create().map_err(|error| no_client(&error))?;
+        let name = self.name.clone();
+        let asked = tokio::task::spawn_blocking(move || consumer.fetch_watermarks(&name, 0, PATIENCE)).await;
+        let died = |died| CheckpointError::Transient(format!("reading {} died: {died}", self.name));
+        match asked.map_err(died)? {
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition,
+            )) => Ok(false),
+            Err(error) => Err(self.transient("reading", &error)),
+            Ok(_) => Ok(true),
+        }
+    }
+
     /// The value of the key's last record that is committed.
     pub async fn last_of(&self, key: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let (topic, key) = (self.clone(), key.to_owned());

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use nix::unistd::AccessFlags;
+
 use super::{Checkpoint, CheckpointError};
 
 #[derive(Clone, Debug)]
@@ -35,6 +37,13 @@ impl FileStore {
         Ok(Some(checkpoint))
     }
 
+    /// Looks whether it could be written.
+    pub async fn check_writable(&self) -> Result<(), CheckpointError> {
+        let path = self.path.clone();
+        let writable = blocking(move || nix::unistd::access(folder(&path), AccessFlags::W_OK).map_err(io::Error::from));
+        writable.await.map_err(|error| self.refused("written", &error))
+    }
+
     pub async fn save(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let (path, json) = (self.path.clone(), checkpoint.to_json());
         blocking(move || replace(&path, &json)).await.map_err(|error| self.refused("written", &error))
@@ -52,11 +61,15 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = match path.parent() {
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    };
+    }
+}
+
+fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = folder(path);
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let beside = folder.join(name);

@@ -34,6 +34,19 @@ impl KafkaStore {
 
     pub async fn load(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
         self.topic.create().await?;
+        self.read(pipeline).await
+    }
+
+    /// As [`load`](Self::load), and makes no topic. Only for a look: a broker that has not heard of the topic yet says that
+    /// there is none.
+    pub async fn peek(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
+        match self.topic.exists().await? {
+            true => self.read(pipeline).await,
+            false => Ok(None),
+        }
+    }
+
+    async fn read(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
         let read = self.topic.last_of(pipeline).await?;
         read.map(|json| Checkpoint::from_json(pipeline, &json, &format!("topic {TOPIC}"))).transpose()
     }

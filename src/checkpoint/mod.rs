@@ -150,6 +150,22 @@ impl Store {
         }
     }
 
+    /// As [`load`](Self::load), and makes nothing that is missing.
+    pub async fn peek(&self, pipeline: &str) -> Result<Option<Checkpoint>, CheckpointError> {
+        match self {
+            Store::File(file) => file.load(pipeline).await,
+            Store::Kafka(topic) => topic.peek(pipeline).await,
+        }
+    }
+
+    /// Looks whether it could be written, as far as that can be told without writing.
+    pub async fn check_writable(&self) -> Result<(), CheckpointError> {
+        match self {
+            Store::File(file) => file.check_writable().await,
+            Store::Kafka(_) => Ok(()),
+        }
+    }
+
     pub async fn save(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         match self {
             Store::File(file) => file.save(checkpoint).await,

@@ -54,10 +54,17 @@ mod tests {
     fn every_command_has_a_page() {
         let outboxd = String::from_utf8(page(None).unwrap()).unwrap();
         assert!(outboxd.contains("outboxd\\-run"), "{outboxd}");
-        for name in
-            ["run", "check", "init", "confirm", "status", "dlq", "dlq-list", "dlq replay", "demo", "completions", "man"]
-        {
-            assert!(!page(Some(name)).unwrap().is_empty(), "{name}");
+        for command in super::super::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name();
+            let shown = String::from_utf8(page(Some(name)).unwrap()).unwrap();
+            assert!(outboxd.contains(&format!("outboxd\\-{name}")), "{name} is not on the first page");
+            for option in command.get_arguments().filter_map(|argument| argument.get_long()) {
+                assert!(shown.contains(&option.replace('-', "\\-")), "--{option} is not on the page of {name}");
+            }
+            for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+                let (parted, joined) = (format!("{name} {}", inner.get_name()), format!("{name}-{}", inner.get_name()));
+                assert_eq!(page(Some(&parted)).unwrap(), page(Some(&joined)).unwrap());
+            }
         }
         let run = String::from_utf8(page(Some("run")).unwrap()).unwrap();
         assert!(run.contains("OUTBOXD_MAX_IN_FLIGHT") && run.contains(".TH outboxd-run"), "{run}");

@@ -5,6 +5,7 @@
 
 mod ask;
 pub mod check;
+mod choose;
 pub mod completions;
 pub mod confirm;
 pub mod demo;
@@ -13,9 +14,12 @@ pub mod init;
 pub mod logging;
 pub mod man;
 pub mod order;
+pub mod position;
+mod progress;
 pub mod prune;
 pub mod run;
 pub mod status;
+pub mod table;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -47,6 +51,7 @@ Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd run postgres://app@db/shop --brokers k1:9092 --topic orders.events
   outboxd run --config /etc/outboxd.toml   one or more pipelines from a file
+  outboxd status                           what it is doing
   outboxd confirm postgres://app@db/shop --brokers k1:9092
   outboxd dlq list --config /etc/outboxd.toml --name orders
   outboxd prune --config /etc/outboxd.toml --older-than 30d
@@ -76,9 +81,29 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   outboxd check postgres://app@db/shop --brokers k1:9092
   outboxd check --config /etc/outboxd.toml
+  outboxd check --config /etc/outboxd.toml --json | jq '.[] | select(.status != \"ok\")'
 
-Exits 0 when a run would start, 3 when something is wrong with the source, 5
-when with the sink.";
+Every check is a line: ok, WARN (a run starts, and someone should know) or FAIL (a
+run does not start), what it is about, what was seen, and what mends it. Exits 0
+when a run would start, 3 when something is wrong with the source, 5 when with
+the sink; warnings change nothing.";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  outboxd status
+  outboxd status --admin 10.0.0.7:7420 --json | jq '.pipelines[].state'
+
+Colours are left out where the output is not a terminal, and where NO_COLOR is
+set.";
+
+const LAG_EXAMPLES: &str = "\
+Examples:
+  outboxd lag
+  outboxd lag --json | jq '.[] | select(.lag_seconds > 60)'
+
+BEHIND is the age of the oldest event that is read and not delivered, LAG what
+the log holds after the confirmed position, RETAINED what the server keeps of
+its log for the pipeline, PENDING the rows that wait in a polled table.";
 
 const INIT_EXAMPLES: &str = "\
 Examples:
@@ -104,7 +129,7 @@ pub enum Command {
     /// Relay until stopped
     #[command(after_help = RUN_EXAMPLES)]
     Run(PipelineArgs),
-    /// Look at source and sink and report everything that is wrong, each with its remedy
+    /// Look at source and sink and report every check: what was seen, and for what is wrong its remedy
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Create table, publication, slot and checkpoint table, so that nothing committed from then on is missed
@@ -118,13 +143,24 @@ pub enum Command {
     #[command(after_help = confirm::EXAMPLES)]
     Confirm(confirm::ConfirmArgs),
     /// Show what a running outboxd is doing
+    #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show how far behind each pipeline and publisher of a running outboxd is, and because of whom
+    #[command(after_help = LAG_EXAMPLES)]
+    Lag(LagArgs),
     /// Pause a pipeline, or one of its publishers, until it is resumed; a restart does not
     ///
     /// What comes meanwhile stays in the database's log, which grows: see --max-retained.
     Pause(OrderArgs),
     /// Resume a pipeline, or one of its publishers, where it stood
     Resume(OrderArgs),
+    /// Look at where a pipeline stands in its source's log, skip ahead, or go back
+    ///
+    /// SOURCE and flags, or --config, are those of `run`. The pipeline itself must not run.
+    Position {
+        #[command(subcommand)]
+        command: position::PositionCommand,
+    },
     /// Look at events that could not be delivered, send them again, delete them
     ///
     /// SOURCE and flags, or --config, are those of `run`: they say where dead letters are (--dead-letter) and where they go.
@@ -168,6 +204,9 @@ pub struct PipelineArgs {
     /// The pipeline's flags that stood on the command line.
     #[arg(skip)]
     pipeline_flags: Vec<String>,
+    /// Those whose variables were set in the environment.
+    #[arg(skip)]
+    pipeline_variables: Vec<String>,
     /// No record is sent, so that brokers need not be named.
     #[arg(skip)]
     without_sink: bool,
@@ -177,7 +216,7 @@ pub struct PipelineArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub pipelines: PipelineArgs,
-    /// Print the findings as a JSON array
+    /// Print the checks as a JSON array
     #[arg(long, help_heading = "Check")]
     pub json: bool,
 }
@@ -272,6 +311,16 @@ pub enum Health {
 }
 
 #[derive(Clone, Debug, Args)]
+pub struct LagArgs {
+    /// Admin address of the running outboxd
+    #[arg(long, env = "OUTBOXD_ADMIN", value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
+    pub admin: String,
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 pub struct OrderArgs {
     /// The pipeline, or PIPELINE/PUBLISHER
     pub name: String,
@@ -311,7 +360,7 @@ pub enum DemoSource {
 }
 
 /// The commands whose options are a layer of the configuration.
-const LAYERED: [&str; 6] = ["run", "check", "init", "confirm", "dlq", "prune"];
+const LAYERED: [&str; 7] = ["run", "check", "init", "confirm", "position", "dlq", "prune"];
 
 /// All definitions, as the help shows them. Values of variables are never shown: some are passwords.
 pub fn command() -> clap::Command {
@@ -405,6 +454,7 @@ impl Command {
                 args.pipelines.without_sink = true;
                 Some(&mut args.pipelines)
             }
+            Command::Position { command } => Some(command.layer()),
             _ => None,
         }
     }
@@ -432,17 +482,19 @@ impl PipelineArgs {
                 clap::Error::raw(ErrorKind::ValueValidation, message)
             })?;
         }
-        self.pipeline_flags = config::options::definitions::<PipelineOptions>()
-            .iter()
-            .filter(|arg| source_of(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
-            .map(|arg| arg.get_long().map_or_else(|| "SOURCE".to_owned(), |long| format!("--{long}")))
-            .collect();
+        let definitions = config::options::definitions::<PipelineOptions>();
+        let said = |by: ValueSource| {
+            let of = definitions.iter().filter(|arg| source_of(arg.get_id().as_str()) == Some(by));
+            of.map(|arg| arg.get_long().map_or_else(|| "SOURCE".to_owned(), |long| format!("--{long}"))).collect()
+        };
+        self.pipeline_flags = said(ValueSource::CommandLine);
+        self.pipeline_variables = said(ValueSource::EnvVariable);
         Ok(())
     }
 
     fn settings(self) -> Result<Settings, Halt> {
-        let PipelineArgs { pipeline, process, pipeline_flags, without_sink } = self;
-        Ok(Settings::load(Said { pipeline, process, pipeline_flags, without_sink })?)
+        let PipelineArgs { pipeline, process, pipeline_flags, pipeline_variables, without_sink } = self;
+        Ok(Settings::load(Said { pipeline, process, pipeline_flags, pipeline_variables, without_sink })?)
     }
 }
 
@@ -466,8 +518,10 @@ pub fn execute(cli: Cli) -> Result<ExitCode, Halt> {
         }
         Command::Confirm(args) => confirm::execute(args),
         Command::Status(args) => block_on(status::run(args)),
+        Command::Lag(args) => block_on(status::lag(args)),
         Command::Pause(args) => block_on(order::run(args, "pause")),
         Command::Resume(args) => block_on(order::run(args, "resume")),
+        Command::Position { command } => position::execute(command),
         Command::Dlq { command } => dlq::execute(command),
         Command::Prune(prune::PruneArgs { pipelines, prune }) => {
             let settings = pipelines.settings()?;

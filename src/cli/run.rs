@@ -9,11 +9,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::admin::{self, Guard, Observed};
-use crate::cli::unexpected;
+use crate::cli::{logging, progress, unexpected};
 use crate::config::{Brokers, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
 use crate::pipeline::{self, Stop};
+use crate::status::PipelineStatus;
 
 /// Runs until all pipelines have ended. The code is the highest of theirs.
 pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
@@ -27,6 +28,16 @@ pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
         tokio::spawn(admin::serve(listener, observed));
     }
 
+    let shown = tokio::spawn(progress::watch(statuses.clone(), progress::Way::of(&settings)));
+    let ended = relay(settings, statuses).await;
+    // Before its bars are taken away it must not draw any more.
+    shown.abort();
+    let _ = shown.await;
+    logging::clear_bars();
+    ended
+}
+
+async fn relay(settings: Settings, statuses: Vec<Arc<PipelineStatus>>) -> Result<ExitCode, Halt> {
     let (stopper, stop) = Stop::new();
     let mut running = JoinSet::new();
     let all: Arc<[_]> = settings.pipelines.into();

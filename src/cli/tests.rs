@@ -197,6 +197,40 @@ fn help_never_shows_a_variables_value() {
 }
 
 #[test]
+fn position_takes_the_options_of_run_as_a_layer() {
+    for line in [
+        "outboxd position show postgres://h/db --slot s",
+        "outboxd position set 0/16B3748 postgres://h/db --slot s --reason why",
+        "outboxd position set now --reason why --slot s postgres://h/db --yes --publisher p --dry-run",
+    ] {
+        let args = layer(line);
+        assert_eq!(args.pipeline.source, Some("postgres://h/db".into()), "{line}");
+        assert_eq!((args.pipeline.slot.as_deref(), args.pipeline.layout.as_deref()), (Some("s"), None), "{line}");
+        assert!(args.without_sink && args.pipeline_flags.contains(&"--slot".to_owned()), "{line}");
+    }
+    for line in ["outboxd position", "outboxd position set --reason why", "outboxd position set now postgres://h/db"] {
+        assert_eq!(parsed(line).unwrap_err().exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples_where_it_takes_options() {
+    for command in command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        let inner: Vec<_> = command.get_subcommands().filter(|inner| inner.get_name() != "help").collect();
+        for command in if inner.is_empty() { vec![command] } else { inner } {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            let options = command.get_arguments().filter(|argument| argument.get_long().is_some()).count();
+            let examples = command.get_after_help().is_some_and(|help| help.to_string().contains("Examples:"));
+            assert!(
+                options < 2 || examples || ["pause", "resume"].contains(&command.get_name()),
+                "{}",
+                command.get_name()
+            );
+        }
+    }
+}
+
+#[test]
 fn dlq_takes_the_options_of_run_as_a_layer() {
     for line in [
         "outboxd dlq list postgres://h/db --dead-letter table:d",

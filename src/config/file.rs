@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 
 use super::confirm_options::ConfirmOptions;
 use super::options::{self, Isolation, PipelineOptions, ProcessOptions};
+use super::places::Places;
 use super::problem::{ConfigError, Problem, nearest};
 
 type Entry<'a> = (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>);
@@ -22,6 +23,8 @@ type Entry<'a> = (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>);
 #[derive(Clone, Debug, Default)]
 pub struct FileOptions {
     pub process: ProcessOptions,
+    /// Where the process's keys stand.
+    pub places: Places,
     pub pipelines: Vec<PipelineTable>,
 }
 
@@ -29,6 +32,7 @@ pub struct FileOptions {
 #[derive(Clone, Debug, Default)]
 pub struct PipelineTable {
     pub name: String,
+    pub places: Places,
     pub options: PipelineOptions,
     pub publishers: Vec<PublisherTable>,
 }
@@ -37,6 +41,7 @@ pub struct PipelineTable {
 #[derive(Clone, Debug, Default)]
 pub struct PublisherTable {
     pub name: String,
+    pub places: Places,
     pub isolation: Isolation,
     pub options: PipelineOptions,
 }
@@ -112,8 +117,11 @@ impl<'a> Reading<'a> {
             } else if options::keys::<PipelineOptions>().iter().any(|known| known == key.get_ref()) {
                 let what = format!("`{}` is about a pipeline: it belongs under [pipeline.NAME]", key.get_ref());
                 self.problem(key.span(), what);
-            } else if let Some(layer) = self.option::<ProcessOptions>((key, value), &["pipeline"]) {
-                read.process = layer.over(read.process);
+            } else {
+                self.note(&mut read.places, &key, &value);
+                if let Some(layer) = self.option::<ProcessOptions>((key, value), &["pipeline"]) {
+                    read.process = layer.over(read.process);
+                }
             }
         }
         if read.pipelines.is_empty() && self.problems.is_empty() {
@@ -125,13 +133,20 @@ impl<'a> Reading<'a> {
     fn pipelines(&mut self, value: Spanned<DeValue<'a>>) -> Vec<PipelineTable> {
         let mut pipelines = Vec::new();
         for (name, value) in self.table(value, "pipelines are tables: [pipeline.NAME]") {
-            let mut pipeline = PipelineTable { name: name.into_inner().into_owned(), ..PipelineTable::default() };
+            let places = Places { table: self.place(name.span()), ..Places::default() };
+            let name = name.into_inner().into_owned();
+            let mut pipeline = PipelineTable { name, places, ..PipelineTable::default() };
             for (key, value) in self.table(value, "a pipeline is a table: [pipeline.NAME]") {
                 if key.get_ref() == "publisher" {
                     pipeline.publishers = self.publishers(value);
-                } else if key.get_ref() == "confirm" {
+                    continue;
+                }
+                if key.get_ref() == "confirm" {
                     pipeline.options.confirm = self.confirm(value);
-                } else if let Some(layer) = self.option::<PipelineOptions>((key, value), &["publisher", "confirm"]) {
+                    continue;
+                }
+                self.note(&mut pipeline.places, &key, &value);
+                if let Some(layer) = self.option::<PipelineOptions>((key, value), &["publisher", "confirm"]) {
                     pipeline.options = layer.over(pipeline.options);
                 }
             }
@@ -144,8 +159,11 @@ impl<'a> Reading<'a> {
         let mut publishers = Vec::new();
         let otherwise = "publishers are tables: [pipeline.NAME.publisher.NAME]";
         for (name, value) in self.table(value, otherwise) {
-            let mut publisher = PublisherTable { name: name.into_inner().into_owned(), ..PublisherTable::default() };
+            let places = Places { table: self.place(name.span()), ..Places::default() };
+            let name = name.into_inner().into_owned();
+            let mut publisher = PublisherTable { name, places, ..PublisherTable::default() };
             for (key, value) in self.table(value, otherwise) {
+                self.note(&mut publisher.places, &key, &value);
                 if key.get_ref() == "isolation" {
                     match value.get_ref().as_str() {
                         Some("shared") => publisher.isolation = Isolation::Shared,
@@ -209,10 +227,30 @@ impl<'a> Reading<'a> {
     }
 
     fn problem(&mut self, span: Range<usize>, what: String) {
+        let place = self.place(span);
+        self.problems.push(Problem::new(place, what));
+    }
+
+    /// The line and column where it begins.
+    fn place(&self, span: Range<usize>) -> String {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        self.problems.push(Problem::new(format!("{}:{line}:{column}", self.file), what));
+        format!("{}:{line}:{column}", self.file)
+    }
+
+    /// Remembers where a value stands, and those within it.
+    fn note(&self, places: &mut Places, key: &Spanned<Cow<'a, str>>, value: &Spanned<DeValue<'a>>) {
+        self.note_within(places, key.get_ref(), value);
+    }
+
+    fn note_within(&self, places: &mut Places, path: &str, value: &Spanned<DeValue<'a>>) {
+        if let DeValue::Table(table) = value.get_ref() {
+            for (key, value) in table {
+                self.note_within(places, &format!("{path}.{}", key.get_ref()), value);
+            }
+        }
+        places.keys.insert(path.to_owned(), self.place(value.span()));
     }
 }
 

@@ -73,7 +73,7 @@ fn is_secret(key: &str) -> bool {
 }
 
 /// One name for what librdkafka knows under several, and librdkafka's for what Java's producer calls otherwise.
-fn canonical(key: &str) -> &str {
+pub(super) fn canonical(key: &str) -> &str {
     match key {
         "acks" => "request.required.acks",
         "delivery.timeout.ms" => "message.timeout.ms",

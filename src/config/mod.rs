@@ -15,6 +15,7 @@ mod definitions;
 mod file;
 mod kafka_options;
 pub(crate) mod options;
+mod places;
 mod problem;
 mod process_options;
 pub mod reference;

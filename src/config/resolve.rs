@@ -4,9 +4,12 @@
 //! is. When the file holds several, a pipeline's flag is a usage error, since it cannot mean one of them, and a
 //! pipeline's environment variable fills in what each table leaves out: the table, which names its pipeline, wins.
 
+use std::sync::Arc;
+
 use super::file::{self, FileOptions, PipelineTable, PublisherTable};
 use super::kafka_options::{self, Guard, OptionValue};
 use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
+use super::places::{self, Places};
 use super::problem::{ConfigError, Problem, nearest};
 use super::resolve_publisher::Layer;
 use super::resolve_retention;
@@ -26,6 +29,8 @@ pub struct Said {
     pub process: ProcessOptions,
     /// The pipeline's flags that stood on the command line, for messages.
     pub pipeline_flags: Vec<String>,
+    /// Those whose variables were set in the environment, for messages.
+    pub pipeline_variables: Vec<String>,
     /// No record will be sent: brokers may be missing.
     pub without_sink: bool,
 }
@@ -40,12 +45,15 @@ impl Settings {
     /// Resolves all layers; reports every problem.
     pub fn resolve(said: Said, file: Option<FileOptions>) -> Result<Settings, ConfigError> {
         let mut problems = Vec::new();
-        let (process_file, layers) = match file {
+        let mut several = false;
+        let (process_file, process_places, layers) = match file {
             None => {
-                (ProcessOptions::default(), vec![Layer { table: None, options: said.pipeline, publishers: Vec::new() }])
+                let (places, publishers) = (Places::default(), Vec::new());
+                let layer = Layer { table: None, places, options: said.pipeline, publishers };
+                (ProcessOptions::default(), Places::default(), vec![layer])
             }
-            Some(FileOptions { process, pipelines }) => {
-                let several = pipelines.len() > 1;
+            Some(FileOptions { process, places, pipelines }) => {
+                several = pipelines.len() > 1;
                 if several && !said.pipeline_flags.is_empty() {
                     let what = "with several pipelines in the file a flag cannot mean one of them: set it in the file";
                     problems.push(Problem::new(said.pipeline_flags.join(", "), what));
@@ -57,21 +65,35 @@ impl Settings {
                     let what = "with publishers in the file a flag cannot mean one of them: set it in the file";
                     problems.push(Problem::new(flags.join(", "), what));
                 }
-                let layered = pipelines.into_iter().map(|PipelineTable { name, options, publishers }| {
+                let layered = pipelines.into_iter().map(|PipelineTable { name, places, options, publishers }| {
                     let said = said.pipeline.clone();
                     let options = if several { options.over(said) } else { said.over(options) };
-                    Layer { table: Some(name), options, publishers }
+                    Layer { table: Some(name), places, options, publishers }
                 });
-                (process, layered.collect())
+                (process, places, layered.collect())
             }
         };
-        let process = process_settings(said.process.over(process_file), &mut problems);
-        let mut pipelines = Vec::new();
+        let origins = Arc::new(places::Said {
+            flags: said.pipeline_flags,
+            variables: said.pipeline_variables,
+            fills_in: several,
+        });
+        // What was said beside the file has the last word, and is not where the file has it.
+        let mut process_places = process_places;
+        for (key, said) in
+            [("admin", said.process.admin.is_some()), ("admin-token", said.process.admin_token.is_some())]
+        {
+            process_places.keys.retain(|there, _| !(said && there == key));
+        }
+        let process = process_settings(said.process.over(process_file), &process_places, &mut problems);
+        let (mut pipelines, mut named) = (Vec::new(), Vec::new());
         for mut layer in layers {
             layer.options = layer.options.over(PipelineOptions::defaults());
-            pipelines.extend(layer.pipelines(said.without_sink, &mut problems));
+            let place = layer.places.of("name").unwrap_or(&layer.places.table).to_owned();
+            pipelines.extend(layer.pipelines(&origins, said.without_sink, &mut problems));
+            named.resize(pipelines.len(), place);
         }
-        problems.extend(clashes(&pipelines));
+        problems.extend(clashes(&pipelines, &named));
         problems.extend(resolve_retention::refusals(&pipelines));
         match process {
             Some(process) if problems.is_empty() => Ok(Settings { process, pipelines }),
@@ -80,7 +102,8 @@ impl Settings {
     }
 }
 
-fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option<ProcessSettings> {
+fn process_settings(said: ProcessOptions, places: &Places, problems: &mut Vec<Problem>) -> Option<ProcessSettings> {
+    let place = |key: &str| places.of(key).map_or_else(|| format!("--{key}"), |place| format!("{place}: {key}"));
     let chosen = said.admin.is_some();
     let options = said.over(ProcessOptions::defaults());
     let mut found = Vec::new();
@@ -88,18 +111,18 @@ fn process_settings(said: ProcessOptions, problems: &mut Vec<Problem>) -> Option
         Ok(Some(address)) if address != "off" => match address.rsplit_once(':') {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Admin::Listen { address, chosen },
             _ => {
-                found.push(Problem::new("--admin", format!("`{address}` is neither HOST:PORT nor `off`")));
+                found.push(Problem::new(place("admin"), format!("`{address}` is neither HOST:PORT nor `off`")));
                 Admin::Off
             }
         },
         Ok(_) => Admin::Off,
         Err(error) => {
-            found.extend(error.problems);
+            found.push(Problem::new(place("admin"), error.to_string()));
             Admin::Off
         }
     };
     if let Some(Err(error)) = options.admin_token.as_ref().map(Secret::reveal) {
-        found.extend(error.problems);
+        found.push(Problem::new(place("admin-token"), error.to_string()));
     }
     let usable = found.is_empty();
     problems.append(&mut found);
@@ -128,14 +151,18 @@ pub(super) fn documents_names(route: &mut RouteSettings) {
     }
 }
 
-/// Pipelines that would be taken for each other.
-fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
+/// Pipelines that would be taken for each other; each is named at a place of the file, or nowhere.
+fn clashes(pipelines: &[PipelineSettings], named: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (at, pipeline) in pipelines.iter().enumerate() {
+        let place = match named.get(at).map(String::as_str) {
+            None | Some("") => format!("pipeline {}", pipeline.name),
+            Some(place) => format!("{place}: pipeline {}", pipeline.name),
+        };
         for earlier in &pipelines[..at] {
             if pipeline.name == earlier.name {
                 let what = "two pipelines have this name: give one another `name`";
-                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+                problems.push(Problem::new(&place, what));
                 continue;
             }
             if !matches!((&pipeline.capture, &earlier.capture), (Capture::Log, Capture::Log)) {
@@ -147,7 +174,7 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
             };
             if one.url == other.url && one.slot == other.slot {
                 let what = format!("reads the slot {} as {} does: give each its own `slot`", one.slot, earlier.name);
-                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+                problems.push(Problem::new(&place, what));
             }
         }
     }
@@ -168,27 +195,61 @@ pub(super) struct Resolver {
     pub(super) table: Option<String>,
     /// The publisher whose table is looked at.
     pub(super) publisher: Option<String>,
+    /// Where in the file the pipeline's keys stand, and the publisher's.
+    places: Places,
+    pub(super) publisher_places: Places,
+    said: Arc<places::Said>,
     pub(super) without_sink: bool,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Resolver {
-    pub(super) fn new(table: Option<String>, without_sink: bool) -> Self {
-        Resolver { table, publisher: None, without_sink, problems: Vec::new() }
+    pub(super) fn new(table: Option<String>, places: Places, said: &Arc<places::Said>, without_sink: bool) -> Self {
+        let (publisher, publisher_places, problems) = (None, Places::default(), Vec::new());
+        Resolver { table, publisher, places, publisher_places, said: said.clone(), without_sink, problems }
     }
 
     /// Keeps a problem; what several publishers take from the pipeline is told once.
     pub(super) fn problem(&mut self, key: &str, what: impl Into<String>) {
-        let place = match (&self.table, &self.publisher, key) {
+        self.problem_within(key, "", what);
+    }
+
+    /// A problem of one entry of a key that is a table.
+    pub(super) fn problem_within(&mut self, key: &str, entry: &str, what: impl Into<String>) {
+        let problem = Problem::new(self.place(key, entry), what);
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
+    fn place(&self, key: &str, entry: &str) -> String {
+        let at = |places: &Places| {
+            let entry = places.of(&format!("{key}.{entry}")).filter(|_| !entry.is_empty());
+            entry.or_else(|| places.of(key)).map(str::to_owned)
+        };
+        let own = at(&self.publisher_places);
+        let in_file = own.or_else(|| at(&self.places));
+        if let Some(said) = self.said.of(key, in_file.is_some()) {
+            return said;
+        }
+        let whose = match (&self.table, &self.publisher, key) {
             (Some(table), Some(publisher), _) => format!("pipeline {table}, publisher {publisher}: {key}"),
             (Some(table), None, _) => format!("pipeline {table}: {key}"),
             (None, _, "source") => "SOURCE".to_owned(),
             (None, ..) => format!("--{key}"),
         };
-        let problem = Problem::new(place, what);
-        if !self.problems.contains(&problem) {
-            self.problems.push(problem);
+        // What nobody said is missing from the table.
+        let header = if self.publisher.is_some() { &self.publisher_places.table } else { &self.places.table };
+        match in_file.as_deref().unwrap_or(header) {
+            "" => whose,
+            place => format!("{place}: {whose}"),
         }
+    }
+
+    /// Whether the key was said at all, in the file or beside it.
+    pub(super) fn says(&self, key: &str) -> bool {
+        let in_file = self.publisher_places.of(key).is_some() || self.places.of(key).is_some();
+        in_file || self.said.of(key, false).is_some()
     }
 
     /// A free text's value, following a reference. Empty means nothing was said.
@@ -361,7 +422,9 @@ impl Resolver {
         let guard = Guard { window, off: off.unwrap_or(false) };
         let (mut options, problems) = kafka_options::translate(&given, &guard);
         for (key, what) in problems {
-            self.problem("kafka", if key.is_empty() { what } else { format!("{key}: {what}") });
+            let given = given.iter().find(|one| one.key == key || kafka_options::canonical(&one.key) == key);
+            let entry = given.map_or(String::new(), |one| one.key.clone());
+            self.problem_within("kafka", &entry, if key.is_empty() { what } else { format!("{key}: {what}") });
         }
         let also = options.extract_if(.., |option| option.key == "bootstrap.servers").next();
         let also = also.and_then(|option| match option.value {

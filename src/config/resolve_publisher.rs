@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::file::PublisherTable;
 use super::options::{Isolation, PipelineOptions};
-use super::problem::Problem;
+use super::places::{Places, Said};
+use super::problem::{Problem, nearest};
 use super::resolve::{KafkaOptions, Resolver, documents_names};
 use super::resolve_sink::{HttpOptions, RabbitOptions, SinkOptions};
 use super::settings::{
@@ -12,29 +13,40 @@ use super::settings::{
     SelectionSettings, SinkSettings, SourceSettings, TableName,
 };
 use super::values::{Assignment, ByteSize};
+use crate::event::Projection;
+use crate::route::layout::Role;
+use crate::route::selection::Selection;
+use crate::route::{Plan, PlanError};
 
 /// A pipeline's options with its defaults, and its publishers' tables.
 pub(super) struct Layer {
     pub table: Option<String>,
+    /// Where in the file its keys stand.
+    pub places: Places,
     pub options: PipelineOptions,
     pub publishers: Vec<PublisherTable>,
 }
 
 impl Layer {
     /// The pipelines that it means: one for all publishers that share a reading of the log, one for each that does not.
-    pub(super) fn pipelines(self, without_sink: bool, problems: &mut Vec<Problem>) -> Vec<PipelineSettings> {
-        let Layer { table, options, publishers } = self;
+    pub(super) fn pipelines(
+        self,
+        said: &Arc<Said>,
+        without_sink: bool,
+        problems: &mut Vec<Problem>,
+    ) -> Vec<PipelineSettings> {
+        let Layer { table, places, options, publishers } = self;
         let lone = publishers.is_empty();
         let (shared, own): (Vec<_>, Vec<_>) =
             publishers.into_iter().partition(|publisher| publisher.isolation == Isolation::Shared);
         let mut pipelines = Vec::new();
         if lone || !shared.is_empty() {
-            let mut resolver = Resolver::new(table.clone(), without_sink);
+            let mut resolver = Resolver::new(table.clone(), places.clone(), said, without_sink);
             pipelines.extend(resolver.pipeline(options.clone(), shared));
             problems.append(&mut resolver.problems);
         }
         for publisher in own {
-            let mut resolver = Resolver::new(table.clone(), without_sink);
+            let mut resolver = Resolver::new(table.clone(), places.clone(), said, without_sink);
             pipelines.extend(resolver.own_pipeline(options.clone(), publisher));
             problems.append(&mut resolver.problems);
         }
@@ -88,8 +100,8 @@ impl Resolver {
             return vec![self.publisher(name.to_owned(), said.clone(), Vec::new(), source, also)];
         }
         let one = |table: PublisherTable| {
-            let PublisherTable { name, mut options, .. } = table;
-            self.publisher = Some(name.clone());
+            let PublisherTable { name, places, mut options, .. } = table;
+            (self.publisher, self.publisher_places) = (Some(name.clone()), places);
             for (key, set) in [
                 ("slot", options.slot.is_some()),
                 ("start", options.start.is_some()),
@@ -108,7 +120,7 @@ impl Resolver {
             }
             let picked = std::mem::take(&mut options.table);
             let publisher = self.publisher(name, options.over(said.clone()), picked, source, None);
-            self.publisher = None;
+            (self.publisher, self.publisher_places) = (None, Places::default());
             publisher
         };
         tables.into_iter().map(one).collect()
@@ -207,6 +219,7 @@ impl Resolver {
             documents_names(&mut route);
         }
         route.tables = source.tables().to_vec();
+        self.compiled(&route, &selection, sink.as_ref(), source);
         Some(PublisherSettings {
             name,
             selection,
@@ -219,6 +232,49 @@ impl Resolver {
             window,
             max_retained,
         })
+    }
+
+    /// Whether events can be routed so. What is wrong is told here, where it can be pointed at.
+    fn compiled(
+        &mut self,
+        route: &RouteSettings,
+        selection: &SelectionSettings,
+        sink: Option<&SinkSettings>,
+        source: &SourceSettings,
+    ) {
+        let mut projection = Projection::default();
+        let plan = Plan::compile(route, &mut projection).map(|_| ());
+        let selected = Selection::compile(selection, route, source.tables(), &mut projection).map(|_| ());
+        for error in [plan.err(), selected.err()].into_iter().flatten() {
+            let topic = match sink {
+                Some(SinkSettings::Http(_)) => "http-path",
+                Some(SinkSettings::RabbitMq(_)) if self.says("amqp-routing-key") => "amqp-routing-key",
+                _ => "topic",
+            };
+            let what = error.to_string();
+            match error {
+                // It was told already.
+                PlanError::UnknownLayout(_) => {}
+                PlanError::UnknownRole(role) => {
+                    let near = nearest(&role, Role::ALL.iter().map(|(name, _)| *name));
+                    let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+                    self.problem_within("column", &role, format!("{what}{hint}"));
+                }
+                PlanError::PayloadPointer => self.problem_within("column", "payload", what),
+                PlanError::NoColumn(_, role) => {
+                    let asked = match role {
+                        "version" => "only-version",
+                        "type" => "only-type",
+                        "tags" if self.says("required-tags") => "required-tags",
+                        "tags" => "any-of-tags",
+                        _ => "column",
+                    };
+                    self.problem(if self.says(asked) { asked } else { "column" }, what);
+                }
+                PlanError::BadVersion(_) => self.problem("only-version", what),
+                PlanError::Template(_) | PlanError::TopicName(_) => self.problem(topic, what),
+            }
+        }
     }
 
     fn dead_letter(&mut self, said: Option<String>, source: Option<&SourceSettings>) -> DeadLetter {

@@ -425,6 +425,105 @@ fn a_publisher_takes_from_the_pipeline_what_its_table_leaves_out() {
     assert_eq!(archive.route.topic.as_deref(), Some("audit"));
 }
 
+/// What is wrong with a pipeline of these lines, which begin in the file's fourth.
+fn told(lines: &str) -> Vec<String> {
+    let text = format!("[pipeline.shop]\nsource = 'postgres://h/db'\nbrokers = 'k:1'\n{lines}\n");
+    let error = from_file(Said::default(), &text).unwrap_err();
+    error.problems.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn every_kind_of_mistake_in_a_file_is_pointed_at_with_line_and_column() {
+    for (lines, place, words) in [
+        ("layout = 'natve'", "4:10", "shop: layout: `natve` is not a layout"),
+        ("slot = 'My-Slot'", "4:8", "shop: slot: `My-Slot` cannot name a slot"),
+        ("start = 'yesterday'", "4:9", "shop: start: `yesterday` is not a log position"),
+        ("sink = 'kafak'", "4:8", "shop: sink: `kafak` is not a sink"),
+        ("capture = 'guess'", "4:11", "shop: capture: `guess` is not a way"),
+        ("delivery = 'twice'", "4:12", "shop: delivery: `twice` is not a promise"),
+        ("checkpoint = 'moon'", "4:14", "shop: checkpoint: with PostgreSQL"),
+        ("dead-letter = 'bin'", "4:15", "shop: dead-letter: `bin` is not a place"),
+        ("table = ['a', 'b.']", "4:9", "shop: table: `b.`"),
+        ("create-topics = 'many'", "4:17", "shop: create-topics: "),
+        ("max-in-flight = 0", "4:17", "shop: max-in-flight: at least one event"),
+        ("stall-timeout = '0s'", "4:17", "shop: stall-timeout: must be longer"),
+        ("server-id = 7", "4:13", "shop: server-id: is only for MySQL"),
+        ("http-token = 'x'", "4:14", "shop: http-token: is only for an HTTP sink"),
+        ("topic = 'a{b'", "4:9", "shop: topic: topic template: `a{b` has an opening brace"),
+        ("topic = 'a b'", "4:9", "shop: topic: the topic `a b` is not a name"),
+        ("column = { kye = 'x' }", "4:18", "shop: column: `kye` is no role"),
+        ("column = { version = 'v' }\nonly-version = '>=new'", "5:16", "shop: only-version: `>=new` is not a version"),
+        ("only-version = '2'", "4:16", "shop: only-version: the layout `native` has no `version`"),
+        ("topic = 'env:OUTBOXD_TEST_NOT_SET'", "4:9", "shop: topic: env:OUTBOXD_TEST_NOT_SET: is not set"),
+        ("topic = 'file:/no/such/file'", "4:9", "shop: topic: file:/no/such/file: cannot be read"),
+        ("kafka.acks = 1", "4:14", "shop: kafka: request.required.acks"),
+        ("[pipeline.shop.kafka]\n'linger.ms' = 5\nacks = '1'", "6:8", "shop: kafka: request.required.acks"),
+        (
+            "kafka.sasl.password = 'env:OUTBOXD_TEST_NOT_SET'",
+            "4:23",
+            "shop: kafka: sasl.password: env:OUTBOXD_TEST_NOT_SET",
+        ),
+        ("[pipeline.shop.publisher.a]\ntopic = 'a{b'", "5:9", "shop, publisher a: topic: topic template"),
+        ("[pipeline.shop.publisher.a]\nslot = 'x'", "5:8", "shop, publisher a: slot: is for a publisher with"),
+    ] {
+        let told = told(lines);
+        let expected = format!("f.toml:{place}: pipeline {words}");
+        assert!(told.len() == 1 && told[0].starts_with(&expected), "{lines}: {expected} is not {told:#?}");
+    }
+    assert!(told("column = { kye = 'x' }")[0].ends_with("did you mean `key`?"));
+}
+
+#[test]
+fn what_is_missing_is_pointed_at_where_its_table_begins() {
+    let error = from_file(Said::default(), "admin = 'off'\n\n  [pipeline.shop]\nbrokers = 'k:1'\n").unwrap_err();
+    assert!(error.to_string().starts_with("f.toml:3:13: pipeline shop: source: is missing"), "{error}");
+}
+
+#[test]
+fn two_pipelines_of_one_name_are_pointed_at() {
+    let twice = "[pipeline.a]\nsource = 'postgres://h/a'\nbrokers = 'k:1'\n[pipeline.b]\nsource = 'postgres://h/b'\n\
+                 brokers = 'k:1'\nname = 'a'\n";
+    let error = from_file(Said::default(), twice).unwrap_err();
+    assert!(error.to_string().starts_with("f.toml:7:8: pipeline a: two pipelines have this name"), "{error}");
+    for (text, place) in [
+        ("[pipeline.a]\nslot = 'x'\n[pipeline.a]\nslot = 'y'\n", "f.toml:3:11"),
+        ("[pipeline.a]\nslot = 'x'\nslot = 'y'\n", "f.toml:3:1"),
+    ] {
+        let error = file::parse("f.toml", text).unwrap_err();
+        assert_eq!((error.problems[0].place.as_str(), error.problems[0].what.as_str()), (place, "duplicate key"));
+    }
+}
+
+#[test]
+fn what_the_process_is_told_is_pointed_at_too() {
+    let process = "admin = '7420'\nadmin-token = 'env:OUTBOXD_TEST_NOT_SET'\n[pipeline.a]\nsource = 'postgres://h/a'\n\
+                   brokers = 'k:1'\n";
+    let error = from_file(Said::default(), process).unwrap_err();
+    let told: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+    assert!(told[0].starts_with("f.toml:1:9: admin: `7420` is neither"), "{told:?}");
+    assert!(told[1].starts_with("f.toml:2:15: admin-token: env:OUTBOXD_TEST_NOT_SET: is not set"), "{told:?}");
+}
+
+#[test]
+fn a_flag_or_a_variable_that_has_the_last_word_is_pointed_at_instead_of_the_file() {
+    let file = "[pipeline.a]\nsource = 'postgres://h/a'\nbrokers = 'k:1'\nslot = 'fine'\n";
+    let bad = |flags: &[&str], variables: &[&str]| Said {
+        pipeline: PipelineOptions { slot: Some("My-Slot".to_owned()), ..Default::default() },
+        pipeline_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        pipeline_variables: variables.iter().map(|flag| (*flag).to_owned()).collect(),
+        ..Default::default()
+    };
+    let flag = from_file(bad(&["--slot"], &[]), file).unwrap_err().to_string();
+    assert!(flag.starts_with("--slot: `My-Slot`"), "{flag}");
+    let variable = from_file(bad(&[], &["--slot"]), file).unwrap_err().to_string();
+    assert!(variable.starts_with("environment variable OUTBOXD_SLOT: `My-Slot`"), "{variable}");
+    // With several pipelines a table's own word is the last.
+    let two = format!("{file}[pipeline.b]\nsource = 'postgres://h/b'\nbrokers = 'k:1'\n");
+    let variable = from_file(bad(&[], &["--slot"]), &two).unwrap_err();
+    assert_eq!(variable.problems.len(), 1, "{variable}");
+    assert!(variable.to_string().starts_with("environment variable OUTBOXD_SLOT"), "{variable}");
+}
+
 #[test]
 fn a_publishers_mistake_is_told_with_its_name() {
     let text = r#"
@@ -442,10 +541,10 @@ fn a_publishers_mistake_is_told_with_its_name() {
     assert_eq!(
         told,
         [
-            "pipeline shop, publisher a: max-retained",
-            "pipeline shop, publisher a: table",
-            "pipeline shop, publisher b: slot",
-            "pipeline shop, publisher b: brokers",
+            "f.toml:7:24: pipeline shop, publisher a: max-retained",
+            "f.toml:6:17: pipeline shop, publisher a: table",
+            "f.toml:9:16: pipeline shop, publisher b: slot",
+            "f.toml:8:34: pipeline shop, publisher b: brokers",
         ],
         "{problems}"
     );

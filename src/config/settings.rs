@@ -244,6 +244,17 @@ pub enum CheckpointPlace {
     File(String),
 }
 
+impl CheckpointPlace {
+    /// For people.
+    pub fn describe(&self) -> String {
+        match self {
+            CheckpointPlace::Source => "outboxd_checkpoint in the source".to_owned(),
+            CheckpointPlace::Kafka => "Kafka topic outboxd_checkpoint".to_owned(),
+            CheckpointPlace::File(path) => format!("file {path}"),
+        }
+    }
+}
+
 /// Where a log is entered when no position is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start<P> {

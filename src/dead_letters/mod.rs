@@ -22,7 +22,7 @@ pub mod writer;
 
 use std::time::Duration;
 
-use crate::config::{PublisherSettings, SourceSettings, TableName};
+use crate::config::{DeadLetter, PublisherSettings, SourceSettings, TableName};
 use crate::preflight::{Finding, Report};
 use crate::source::SourceFailure;
 use letter::{Kept, Letter};
@@ -216,8 +216,12 @@ impl Letters {
 /// Looks at the table that dead letters go to, and changes nothing.
 pub async fn preflight(settings: &PublisherSettings) -> Vec<Finding> {
     const CHECK: &str = "dead-letter";
-    let mut report = Report::default();
-    if let crate::config::DeadLetter::Table(table) = &settings.dead_letter {
+    let mut report = Report::about(settings.dead_letter.describe());
+    if settings.dead_letter == DeadLetter::None {
+        let seen = "none: an event that can never be delivered ends the pipeline with exit 6; a polled row is marked as failed";
+        report.on("dead letters").ok(CHECK, seen);
+    }
+    if let DeadLetter::Table(table) = &settings.dead_letter {
         // Who does not come in is told so among the source's findings.
         if let Ok(mut letters) = Letters::open(&settings.source, table).await {
             match letters.exists().await {

@@ -23,7 +23,7 @@ use super::json::{self, Parts};
 use super::lanes::{Courier, Parcel, Refusal};
 use crate::config::{HttpBody, HttpSettings, Secret};
 use crate::dead_letters::letter::REPLAYED;
-use crate::preflight::Report;
+use crate::preflight::{Finding, Protection, Report, is_local};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Whatever the place says, we look again by then.
@@ -337,31 +337,70 @@ fn told(error: &reqwest::Error) -> String {
     text
 }
 
-/// Looks whether somebody answers there, without sending a record.
-pub async fn preflight(settings: &HttpSettings) -> Vec<crate::preflight::Finding> {
-    let mut report = Report::default();
-    match HttpCourier::new(settings, &Arc::default()) {
-        Err(SinkFailure::NotReady { what, remedy }) => report.fail("sink", what, remedy),
-        Err(failure) => report.fail("sink", failure.to_string(), "correct --sink"),
-        Ok(courier) => match courier.client.head(courier.base.clone()).headers(courier.headers.clone()).send().await {
-            Ok(response) => {
-                let host = courier.base.host_str().unwrap_or_default();
-                report.ok(
-                    "sink",
-                    format!("{host} answers ({}); whether it takes events is known with the first", response.status()),
-                );
+/// Looks whether somebody answers there, without sending a record. `path` is that of every record, where they have the same.
+pub async fn preflight(settings: &HttpSettings, path: Option<&str>) -> Vec<Finding> {
+    let mut report = Report::about("SINK");
+    let courier = match HttpCourier::new(settings, &Arc::default()) {
+        Ok(courier) => courier,
+        Err(failure) => {
+            match failure {
+                SinkFailure::NotReady { what, remedy } => report.fail("sink", what, remedy),
+                failure => report.fail("sink", failure.to_string(), "correct --sink"),
             }
-            Err(error) => {
-                report.fail("sink", told(&error), "make sure that the server runs and that --sink leads to it");
-            }
-        },
-    }
+            return report.into_findings();
+        }
+    };
+    let host = courier.base.host_str().unwrap_or_default();
+    let port = courier.base.port_or_known_default().unwrap_or_default();
+    report.on(format!("{host}:{port}"));
+    let asked = courier.client.head(courier.address(path.unwrap_or_default())).headers(courier.headers.clone());
+    let response = match asked.send().await {
+        Ok(response) => response,
+        Err(error) => {
+            report.fail("sink", told(&error), "make sure that the server runs and that --sink leads to it");
+            return report.into_findings();
+        }
+    };
+    let seen = match (courier.base.scheme(), &settings.ca) {
+        ("https", None) => Protection::Verified("https"),
+        ("https", Some(_)) => Protection::Verified("https, --http-ca"),
+        _ => Protection::Plain("http"),
+    };
+    answer(&mut report, response.status(), path.is_some());
+    report.tls(seen, is_local(host), "set --sink to an https:// URL, with --http-ca for an authority of your own");
     report.into_findings()
+}
+
+/// What a place that was asked about says, where no record was sent. `exactly` means that it was asked where records go.
+fn answer(report: &mut Report, status: StatusCode, exactly: bool) {
+    const CREDENTIALS: &str = "set --http-token, or --http-header, to what it takes";
+    match status {
+        StatusCode::UNAUTHORIZED if exactly => {
+            report.fail("sink", format!("answers {status}: it does not take our credentials"), CREDENTIALS);
+        }
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => report.warn(
+            "sink",
+            format!("answers {status} to a question without an event: perhaps it does not take our credentials"),
+            CREDENTIALS,
+        ),
+        status if status.is_redirection() => report.warn(
+            "sink",
+            format!("answers {status}: it has moved, and outboxd takes no event where it was not told to"),
+            "set --sink to the address it has moved to",
+        ),
+        status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => report.warn(
+            "sink",
+            format!("answers {status}: it is there, and not well"),
+            "look at its log; a run tries again until it is well",
+        ),
+        status => report.ok("sink", format!("answers ({status}); whether it takes events is known with the first")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::preflight::Verdict;
 
     #[test]
     fn a_path_that_climbs_is_known() {
@@ -370,6 +409,22 @@ mod tests {
         }
         for path in ["", "/in/order.created", "/in/..a", "/a/b..", "/%2f"] {
             assert!(!leads_astray(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_a_place_says_before_the_first_event_is_judged() {
+        let verdict = |status: u16, exactly: bool| {
+            let mut report = Report::about("h:443");
+            answer(&mut report, StatusCode::from_u16(status).unwrap(), exactly);
+            report.into_findings()[0].verdict
+        };
+        for fine in [200, 204, 400, 404, 405, 501] {
+            assert_eq!(verdict(fine, true), Verdict::Ok, "{fine}: it need not know the question");
+        }
+        assert_eq!((verdict(401, true), verdict(401, false)), (Verdict::Fail, Verdict::Warn));
+        for odd in [301, 308, 403, 500, 503] {
+            assert_eq!(verdict(odd, true), Verdict::Warn, "{odd}");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::ack_window::{AckWindow, Receipt};
 use crate::config::{Brokers, DeadLetter, Delivery, PublisherSettings, SinkSettings};
 use crate::failpoints::Injected;
 use crate::milestone::Milestone;
-use crate::preflight::Finding;
+use crate::preflight::{Finding, Report};
 use crate::route::{Plan, Record};
 use crate::source::poll::ledger::Ledger;
 use crate::status::PublisherStatus;
@@ -292,6 +292,19 @@ impl Sink {
     }
 }
 
+fn place(subject: &str, seen: &str) -> Vec<Finding> {
+    let mut report = Report::about(subject);
+    report.ok("sink", seen);
+    report.into_findings()
+}
+
+fn embedded() -> Vec<Finding> {
+    let mut report = Report::about("embedded broker");
+    let seen = "it is started with the run, and what it holds ends with it";
+    report.warn("brokers", seen, "name your Kafka with --brokers HOST:PORT");
+    report.into_findings()
+}
+
 /// Looks at everything that a run needs of the sink, and changes nothing.
 pub async fn preflight(settings: &PublisherSettings, plan: &Plan) -> Vec<Finding> {
     let kafka = &settings.kafka;
@@ -301,12 +314,13 @@ pub async fn preflight(settings: &PublisherSettings, plan: &Plan) -> Vec<Finding
                 Brokers::Servers(_) => {
                     kafka::preflight::preflight(kafka, plan.fixed_topic(), &settings.dead_letter).await
                 }
-                Brokers::None | Brokers::Embedded => Vec::new(),
+                Brokers::None | Brokers::Embedded => embedded(),
             };
         }
-        SinkSettings::Http(http) => http::preflight(http).await,
+        SinkSettings::Http(http) => http::preflight(http, plan.fixed_topic()).await,
         SinkSettings::RabbitMq(rabbit) => rabbitmq::preflight(rabbit).await,
-        SinkSettings::Stdout | SinkSettings::Statistics => Vec::new(),
+        SinkSettings::Stdout => place("stdout", "one JSON object a line"),
+        SinkSettings::Statistics => place("statistics", "events are counted and go nowhere"),
     };
     if let (DeadLetter::Topic(topic), Brokers::Servers(_)) = (&settings.dead_letter, &kafka.brokers) {
         findings.extend(kafka::preflight::preflight(kafka, Some(topic), &DeadLetter::None).await);

@@ -1,12 +1,14 @@
 //! Where events come from. A source is two halves, so that confirming a position and answering the server's
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
+pub mod audit;
 pub mod mongodb;
 pub mod mysql;
 pub mod notes;
 pub mod poll;
 pub mod postgres;
 pub mod schema;
+pub mod stand;
 pub mod tls;
 pub mod transport;
 

@@ -105,6 +105,24 @@ impl NoteBook {
         Ok(json.map(|json| PublisherNotes::from_json(&self.pipeline, &json)).transpose()?)
     }
 
+    /// As [`load`](Self::load), and makes nothing that is missing.
+    pub async fn peek(&mut self) -> Result<Option<PublisherNotes>, SourceFailure> {
+        match &self.place {
+            Place::Elsewhere(store) => {
+                let note = store.peek(&self.key()).await?;
+                Ok(note.map(|note| PublisherNotes::from_json(&self.pipeline, &note.position)).transpose()?)
+            }
+            _ => self.load().await,
+        }
+    }
+
+    /// For a command that ends with it.
+    pub async fn close(self) {
+        if let Place::Mongo(collection) = self.place {
+            mongodb::server::close(collection.client().clone()).await;
+        }
+    }
+
     /// Makes the place, where it is not there and may be made.
     pub async fn prepare(&mut self) -> Result<(), SourceFailure> {
         let Place::Postgres(session) = &mut self.place else { return Ok(()) };

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::process::get;
 use crate::support::{
-    Database, Expected, PATIENCE, PrivateKafka, Relay, Server, Topic, Writer, eventually, shared_kafka,
+    Database, Expected, PATIENCE, PrivateKafka, Relay, Server, Topic, Writer, eventually, outboxd, shared_kafka,
 };
 
 #[tokio::test]
@@ -199,4 +199,31 @@ async fn until_caught_up_includes_the_snapshot() {
     assert_eq!((delivered.events, delivered.duplicates), (100, 0));
     Relay::start(&database, &topic, &flags).exits_with(0).await;
     assert_eq!(reader.rest().await.len(), 0, "the snapshot is delivered once");
+}
+
+#[tokio::test]
+async fn every_mistake_of_a_config_file_is_pointed_at_and_exits_2() {
+    let folder = tempfile::tempdir().expect("a folder for the file");
+    let path = folder.path().join("outboxd.toml");
+    let file = path.display().to_string();
+    let told = async |text: &str| {
+        std::fs::write(&path, text).expect("the file is written");
+        let ended = outboxd(&["run", "--config", &file]).await;
+        assert_eq!(ended.code, 2, "{ended:?}");
+        ended.stderr
+    };
+    // What cannot even be read, …
+    let read = told("[pipeline.a]\nsource = 'postgres://h/a'\nbrokrs = 'k:1'\nno-create = 3\n").await;
+    assert!(read.contains(&format!("{file}:3:1: unknown key `brokrs`; did you mean `brokers`?")), "{read}");
+    assert!(read.contains(&format!("{file}:4:13: no-create: ")), "{read}");
+    // … and what makes no sense.
+    let judged =
+        told("[pipeline.a]\nsource = 'env:OUTBOXD_TEST_NOT_SET'\nbrokers = 'k:1'\ntopic = 'a{b'\nslot = 'A'\n").await;
+    assert!(
+        judged.contains(&format!("{file}:2:10: pipeline a: source: env:OUTBOXD_TEST_NOT_SET: is not set")),
+        "{judged}"
+    );
+    let judged = told("[pipeline.a]\nsource = 'postgres://h/a'\nbrokers = 'k:1'\ntopic = 'a{b'\nslot = 'A'\n").await;
+    assert!(judged.contains(&format!("{file}:4:9: pipeline a: topic: ")), "{judged}");
+    assert!(judged.contains(&format!("{file}:5:8: pipeline a: slot: ")), "{judged}");
 }

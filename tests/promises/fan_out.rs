@@ -401,7 +401,11 @@ async fn check_tells_what_publishers_need_and_init_makes_it() {
     assert_eq!(made.code, 0, "{}", made.stderr);
     let checked = outboxd(&["check", "--config", shop.path()]).await;
     assert!(checked.code == 0 && checked.stdout.contains("outboxd_publishers can be read"), "{}", checked.stdout);
-    assert!(checked.stdout.contains("other: "), "each publisher's sink is looked at: {}", checked.stdout);
+    assert!(
+        checked.stdout.contains("pipeline shop, publisher other\n"),
+        "each publisher's sink is looked at: {}",
+        checked.stdout
+    );
     shop.run(&database).await.stop().await;
 }
 

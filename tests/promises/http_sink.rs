@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::{
-    Answer, Database, HttpServer, PATIENCE, Relay, Request, Server, Topic, eventually, http2_server, outboxd, variable,
+    Answer, Database, HttpServer, PATIENCE, Relay, Request, Server, Topic, check, eventually, http2_server, outboxd,
+    variable,
 };
 
 /// Rows `from..to` of `keys` keys, committed together; the payload is `{"n": …, "k": …}`.
@@ -61,6 +62,33 @@ fn assert_in_order(numbers: &[u64], keys: u64) {
             *expected += keys;
         }
     }
+}
+
+#[tokio::test]
+async fn check_tells_what_a_place_says_before_the_first_event() {
+    let database = Database::with_outbox(Server::Newest).await;
+    let source = database.url();
+    let cases = [
+        (200, "ok", "answers (200"),
+        (405, "ok", "answers (405"),
+        (401, "fail", "does not take our credentials"),
+        (403, "warn", "perhaps"),
+        (503, "warn", "not well"),
+        (308, "warn", "has moved"),
+    ];
+    for (status, verdict, words) in cases {
+        let server = HttpServer::start(move |_| Answer::Status(status)).await;
+        let checked = check(&[&source, "--sink", &server.url(), "--http-path", "/in"]).await;
+        match verdict {
+            "ok" => checked.is_fine("sink", words),
+            "warn" => checked.warns("sink", words),
+            _ => checked.fails("sink", words),
+        };
+        assert_eq!(checked.code, if verdict == "fail" { 5 } else { 0 }, "{checked:?}");
+        checked.is_fine("tls", "not encrypted (http), on this machine");
+    }
+    let checked = check(&[&source, "--sink", "http://127.0.0.1:1"]).await;
+    checked.fails_only(&["sink"], 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]

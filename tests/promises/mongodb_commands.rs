@@ -55,7 +55,7 @@ async fn init_makes_what_is_missing_once_and_nothing_after_it_is_missed() {
     for thing in ["collection", "index outboxd_order", "starting position"] {
         assert!(said.contains(&format!("created {thing}")), "{thing}: {said}");
     }
-    assert_eq!(collections(&database).await, ["outbox", "outboxd_checkpoint"]);
+    assert_eq!(collections(&database).await, ["outbox", "outboxd_audit", "outboxd_checkpoint"]);
     assert_eq!(indexes(&database, "outbox").await, ["_id_", "outboxd_order"]);
     let stored = database.checkpoint().await;
     let again = init(&url, &[]).await;
@@ -113,10 +113,10 @@ async fn a_dry_run_changes_nothing_and_its_commands_do_what_init_does() {
 #[tokio::test]
 async fn the_scripts_in_the_repository_run_as_they_stand() {
     let database = MongoDatabase::create().await;
-    for name in ["native", "debezium", "checkpoint"] {
+    for name in ["native", "debezium", "checkpoint", "audit"] {
         run_script(&database, &script(name)).await;
     }
-    assert_eq!(collections(&database).await, ["outbox", "outboxd_checkpoint", "outboxevent"]);
+    assert_eq!(collections(&database).await, ["outbox", "outboxd_audit", "outboxd_checkpoint", "outboxevent"]);
     let entities = MongoDatabase::create().await;
     run_script(&entities, &script("entity")).await;
     let expected = ["_id_", "outboxd_entity", "outboxd_event", "outboxd_lock", "outboxd_pending", "outboxd_published"];
@@ -160,7 +160,7 @@ async fn a_whole_database_needs_its_rights_and_no_collection_made() {
     look(&database.url(), &topic, &all).await.warns("collection", "where there is none yet");
     let said = init(&database.url(), &[&all[..], &["--snapshot", "existing"]].concat()).await;
     assert!(said.contains(&remark) && said.contains("created starting position"), "{said}");
-    assert_eq!(collections(&database).await, ["outboxd_checkpoint"]);
+    assert_eq!(collections(&database).await, ["outboxd_audit", "outboxd_checkpoint"]);
     for (number, collection) in ["b", "a"].into_iter().enumerate() {
         let added = database.collection(collection).insert_one(numbered(number as u32)).await;
         added.expect("a document is added");

@@ -55,16 +55,56 @@ async fn a_sound_setup_passes_and_is_left_as_it_was() {
 }
 
 #[tokio::test]
+async fn every_check_is_told_with_what_it_is_about_and_what_was_seen() {
+    let database = Database::with_outbox(Server::Newest).await;
+    let topic = Topic::create(3).await;
+    Relay::start(&database, &topic, &["--until-caught-up"]).exits_with(0).await;
+    let checked = look(&database, &["--topic", &topic.name]).await;
+    checked.would_start();
+    let address = database.url().split_once('@').map(|(_, rest)| rest.to_owned()).expect("an address");
+    let (host, _) = address.split_once('/').expect("a database");
+    let (slot, topic_name) = (format!("slot {}", database.slot()), format!("topic {}", topic.name));
+    let pipeline = format!("pipeline {}", database.slot());
+    for (check, words, subject) in [
+        ("connection", "PostgreSQL 18", ""),
+        ("tls", "on this machine", host),
+        ("standby", "primary", host),
+        ("wal-level", "wal_level = logical", host),
+        ("replication", "may open a replication connection", "role postgres"),
+        ("max-wal-senders", "are in use", host),
+        ("max-replication-slots", "are in use", host),
+        ("slot", "exists, read by nobody, confirmed up to", &slot),
+        ("checkpoint", "can be read and written", "table outboxd_checkpoint"),
+        ("position", "a run goes on from", &pipeline),
+        ("table", "has what the layout needs: ", "\"public\".\"outbox\""),
+        ("publication", "has all that is needed", "publication outboxd"),
+        ("brokers", "Kafka answers: one broker", &shared_kafka()),
+        ("tls", "not encrypted (security.protocol=plaintext), on this machine", &shared_kafka()),
+        ("topic", "3 partitions, 1 replica, min.insync.replicas 1, max.message.bytes 1048588", &topic_name),
+        ("durability", "the cluster's only broker", &topic_name),
+        ("dead-letter", "ends the pipeline with exit 6", "dead letters"),
+    ] {
+        let found = checked.is_fine(check, words);
+        assert!(found.subject.contains(subject) && found.publisher.is_none(), "{found:?}");
+    }
+}
+
+#[tokio::test]
 async fn people_read_the_findings_with_remedies_and_a_summary() {
     let database = Database::create(Server::Newest).await;
     let ended = outboxd(&["check", &database.url(), "--brokers", &shared_kafka()]).await;
     assert_eq!(ended.code, 3, "{ended:?}");
     let text = &ended.stdout;
-    assert!(
-        text.contains("  FAIL  table: the outbox table outbox does not exist\n        remedy: create it"),
-        "{text}"
-    );
-    assert!(text.ends_with("a run would not start: 1 failure, 1 warning\n"), "{text}");
+    assert!(text.starts_with(&format!("pipeline {}\n  ok    connection ", database.slot())), "{text}");
+    assert!(text.contains("  the outbox table outbox does not exist\n        remedy: create it"), "{text}");
+    assert!(text.contains("a run would not start: 1 failure, 1 warning, "), "{text}");
+    // The columns line up, and nothing is coloured where nobody looks.
+    let column = |check: &str, words: &str| {
+        let line = text.lines().find(|line| line.split_whitespace().nth(1) == Some(check));
+        line.and_then(|line| line.find(words)).unwrap_or_else(|| panic!("no {check} with {words}: {text}"))
+    };
+    assert_eq!(column("wal-level", "wal_level = logical"), column("table", "the outbox table"), "{text}");
+    assert!(!text.contains('\x1b'), "{text:?}");
 }
 
 #[tokio::test]

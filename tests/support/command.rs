@@ -33,6 +33,8 @@ pub struct Checked {
 #[derive(Debug)]
 pub struct Found {
     pub check: String,
+    pub subject: String,
+    pub publisher: Option<String>,
     pub verdict: String,
     pub what: String,
     pub remedy: String,
@@ -55,7 +57,14 @@ pub async fn check(arguments: &[&str]) -> Checked {
         serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
     let found = |line: &serde_json::Value| {
         let text = |name: &str| line[name].as_str().unwrap_or_else(|| panic!("no {name} in {line}")).to_owned();
-        Found { check: text("check"), verdict: text("verdict"), what: text("what"), remedy: text("remedy") }
+        Found {
+            check: text("check"),
+            subject: text("subject"),
+            publisher: line["publisher"].as_str().map(str::to_owned),
+            verdict: text("status"),
+            what: text("seen"),
+            remedy: text("remedy"),
+        }
     };
     Checked { code: ended.code, findings: lines.iter().map(found).collect() }
 }

@@ -147,6 +147,20 @@ impl MongoDatabase {
         self.collection(collection).count_documents(doc! {}).await.expect("the documents are counted")
     }
 
+    /// What people did to positions: action, where from, where to, why, who.
+    pub async fn audit(&self) -> Vec<[String; 5]> {
+        use futures_util::TryStreamExt as _;
+        let found = self.collection("outboxd_audit").find(doc! {}).sort(doc! { "at": 1 }).await;
+        let found: Vec<Document> = found.expect("the records").try_collect().await.expect("the records");
+        let text = |record: &Document, name: &str| record.get_str(name).unwrap_or_default().to_owned();
+        let who = |record: &Document| format!("{} {}", text(record, "database_user"), text(record, "os_user"));
+        let fields = |record: &Document| {
+            let plain = |name: &str| text(record, name);
+            [plain("action"), plain("position_from"), plain("position_to"), plain("reason"), who(record)]
+        };
+        found.iter().map(fields).collect()
+    }
+
     /// The pipeline's document, with its stored position.
     pub async fn checkpoint(&self) -> Option<Document> {
         let found = self.collection("outboxd_checkpoint").find_one(doc! { "_id": self.pipeline() }).await;

@@ -1,7 +1,8 @@
 //! Whose letters are meant: one pipeline of the configuration, and one of its publishers.
 
-use super::{PipelineArgs, WhoseArgs, usage};
-use crate::config::{Brokers, DeadLetter, LogFormat, PipelineSettings, PublisherSettings, Settings, SinkSettings};
+use super::{WhoseArgs, usage};
+use crate::cli::choose;
+use crate::config::{Brokers, DeadLetter, LogFormat, PipelineSettings, PublisherSettings, SinkSettings};
 use crate::dead_letters::Whose;
 use crate::failure::Halt;
 
@@ -15,16 +16,10 @@ pub struct Place {
 impl Place {
     pub fn choose(args: WhoseArgs) -> Result<Self, Halt> {
         let sends = !args.pipelines.without_sink;
-        let (settings, wanted) = (settings(&args.pipelines)?, args.publisher);
+        let (settings, wanted) = (choose::settings(&args.pipelines)?, args.publisher);
         let log_format = settings.process.log_format;
-        let names = |names: Vec<&str>| names.join(", ");
-        let mut pipelines = settings.pipelines;
-        if pipelines.len() > 1 {
-            let known = names(pipelines.iter().map(|pipeline| pipeline.name.as_str()).collect());
-            return Err(usage("the file has several pipelines", &format!("say --name; there are {known}")));
-        }
-        let Some(pipeline) = pipelines.pop() else { return Err(usage("the file has no pipeline", "add one")) };
-        let known = names(pipeline.publishers.iter().map(|publisher| publisher.name.as_str()).collect());
+        let pipeline = choose::one(settings.pipelines)?;
+        let known = pipeline.publishers.iter().map(|publisher| publisher.name.as_str()).collect::<Vec<_>>().join(", ");
         let publisher = match wanted {
             Some(wanted) => pipeline.publishers.iter().position(|publisher| publisher.name == wanted),
             None if pipeline.publishers.len() == 1 => Some(0),
@@ -62,25 +57,4 @@ impl Place {
     pub fn whose(&self) -> Whose {
         Whose { pipeline: self.pipeline.name.clone(), publisher: self.publisher().name.clone() }
     }
-}
-
-/// Beside a config file --name chooses a pipeline of it; where none is called so it means what it means for `run`.
-pub(in crate::cli) fn settings(pipelines: &PipelineArgs) -> Result<Settings, Halt> {
-    if let (Some(name), Some(_)) = (&pipelines.pipeline.name, &pipelines.process.config) {
-        let mut nameless = pipelines.clone();
-        nameless.pipeline.name = None;
-        nameless.pipeline_flags.retain(|flag| flag != "--name");
-        if let Ok(mut settings) = nameless.settings() {
-            let several = settings.pipelines.len() > 1;
-            let known = settings.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect::<Vec<_>>().join(", ");
-            settings.pipelines.retain(|pipeline| pipeline.name == *name);
-            if !settings.pipelines.is_empty() {
-                return Ok(settings);
-            }
-            if several {
-                return Err(usage(format!("the file has no pipeline `{name}`"), &format!("there are {known}")));
-            }
-        }
-    }
-    pipelines.clone().settings()
 }

@@ -148,7 +148,7 @@ async fn partitions(
     }
 }
 
-fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, SinkFailure> {
+pub(super) fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, SinkFailure> {
     let mut config = ClientConfig::new();
     apply(settings, &mut config)?;
     // Options that only a producer knows would be warned about.
@@ -156,7 +156,7 @@ fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, 
     config.create().map_err(not_creatable)
 }
 
-fn options() -> AdminOptions {
+pub(super) fn options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(REQUEST_TIMEOUT))
 }
 

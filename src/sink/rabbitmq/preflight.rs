@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::link::{Target, code, declare_on, exchange_remedy, told};
 use super::short;
 use crate::config::RabbitSettings;
-use crate::preflight::{Finding, Report};
+use crate::preflight::{Finding, Protection, Report, is_local};
 use crate::sink::SinkFailure;
 use crate::sink::lanes::Refusal;
 
@@ -24,7 +24,7 @@ const MOST_GREETING: u32 = 64 * 1024;
 const REACH: &str = "make sure that RabbitMQ runs and that host and port in --sink lead to it from here";
 
 pub async fn preflight(settings: &RabbitSettings) -> Vec<Finding> {
-    let mut report = Report::default();
+    let mut report = Report::about("SINK");
     let target = match Target::of(settings) {
         Ok(target) => target,
         Err(failure) => {
@@ -32,6 +32,7 @@ pub async fn preflight(settings: &RabbitSettings) -> Vec<Finding> {
             return report.into_findings();
         }
     };
+    report.on(target.address());
     let looking = look(&target, settings, &mut report);
     if tokio::time::timeout(PATIENCE, looking).await.is_err() {
         report.fail("sink", format!("{}: RabbitMQ did not answer in time", target.address()), REACH);
@@ -59,7 +60,11 @@ async fn look(target: &Target, settings: &RabbitSettings, report: &mut Report) {
     };
     let (user, vhost) = (&target.uri.authority.userinfo.username, &target.uri.vhost);
     let version = version(target).await.unwrap_or_else(|| "of an unknown version".to_owned());
-    report.ok("sink", format!("RabbitMQ {version} at {} lets `{user}` into the vhost `{vhost}`", target.address()));
+    report.ok("sink", format!("RabbitMQ {version} lets `{user}` into the vhost `{vhost}`"));
+    let seen = if target.tls.is_some() { Protection::Verified("amqps") } else { Protection::Plain("amqp") };
+    let remedy = "set --sink to an amqps:// URL, with --amqp-ca for an authority of your own";
+    report.tls(seen, is_local(&target.uri.authority.host), remedy);
+    report.on(format!("exchange {}", settings.exchange));
     if settings.exchange.is_empty() {
         report.ok("exchange", "the default exchange leads to the queue that the routing key names");
         return;

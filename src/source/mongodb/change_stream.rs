@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::lease;
 use super::server_error::{self, Doing};
 use super::token::{ClusterTime, ResumeToken};
-use crate::source::SourceFailure;
+use crate::source::{SourceFailure, audit};
 
 /// How many events one reply has at most. The server also ends it at 16 MB. Three replies are in memory at a time: one that
 /// is worked on, one that has come, and one that is coming.
@@ -34,10 +34,13 @@ const AWAIT: Duration = Duration::from_secs(1);
 /// A collection's name that stands for all of its database.
 pub const ALL: &str = "*";
 
+/// What outboxd keeps in the source's database.
+const OWN: [&str; 2] = [lease::COLLECTION, audit::NAME];
+
 /// Whether a collection belongs to all of its database: what outboxd keeps there is no outbox, and the server shows the
 /// changes of its own collections to nobody.
 pub fn is_everyones(collection: &str) -> bool {
-    collection != lease::COLLECTION && !collection.starts_with("system.")
+    !OWN.contains(&collection) && !collection.starts_with("system.")
 }
 
 /// What is watched: one collection, several of one database or all of it, or several databases.
@@ -87,7 +90,7 @@ impl Scope {
     fn filter(&self) -> Document {
         let wanted = doc! { "$in": ["insert", "drop", "rename", "dropDatabase", "invalidate"] };
         // The server's own collections are in no stream, and need not be left out.
-        let all = doc! { "$ne": lease::COLLECTION };
+        let all = doc! { "$nin": OWN.to_vec() };
         match self.namespaces.as_slice() {
             [(_, collection)] if collection == ALL => return doc! { "operationType": wanted, "ns.coll": all },
             [_] => return doc! { "operationType": wanted },

@@ -33,6 +33,24 @@ impl Place {
     }
 }
 
+impl Place {
+    /// As [`load`](Self::load), and makes nothing that is missing.
+    pub async fn peek(&self, pipeline: &str, document: &Document) -> Result<Option<Checkpoint>, SourceFailure> {
+        match self {
+            Place::Document => from_document(pipeline, document),
+            Place::Elsewhere(store) => Ok(store.peek(pipeline).await?),
+        }
+    }
+
+    /// Looks whether a place outside of the source could be written.
+    pub async fn check_writable(&self) -> Result<(), SourceFailure> {
+        match self {
+            Place::Document => Ok(()),
+            Place::Elsewhere(store) => Ok(store.check_writable().await?),
+        }
+    }
+}
+
 fn from_document(pipeline: &str, document: &Document) -> Result<Option<Checkpoint>, SourceFailure> {
     let Ok(position) = document.get_str("position") else { return Ok(None) };
     let text = |name: &str| document.get_str(name).unwrap_or_default().to_owned();

@@ -24,6 +24,7 @@ pub(crate) mod server_error;
 pub(crate) mod settled;
 pub mod setup;
 mod snapshot;
+pub mod stand;
 pub mod token;
 
 pub use reader::Reader;

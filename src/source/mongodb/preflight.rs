@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::Tls;
 
 use super::change_stream::{ALL, Entry, Scope, Watch};
 use super::checkpoint::{self, Place};
@@ -12,7 +13,7 @@ use super::lease;
 use super::server::{self, Connection, Server};
 use super::watch_of;
 use crate::config::{CheckpointPlace, KafkaSettings, MongoSettings};
-use crate::preflight::{Finding, Report};
+use crate::preflight::{Finding, Protection, Report, is_local};
 use crate::source::SourceFailure;
 
 /// An oplog that reaches back less than this is lost over a bad night.
@@ -20,16 +21,25 @@ const SHORT_WINDOW_HOURS: u32 = 24;
 
 /// Looks at everything that a run needs of the server.
 pub async fn preflight(settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Vec<Finding> {
-    let mut report = Report::default();
-    // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, kafka).await;
+    let mut report = Report::about("SOURCE");
+    if let Some(connection) = report.told("connection", server::connect(settings).await) {
+        // What ends the look early has been reported.
+        let _ = look(&mut report, &connection, settings, pipeline, kafka).await;
+        connection.close().await;
+    }
     report.into_findings()
 }
 
-async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Option<()> {
-    let connection = report.told("connection", server::connect(settings).await)?;
-    let server = report.told("connection", Server::ask(&connection).await)?;
-    report.ok("connection", format!("{} answers: MongoDB {}", server.address, server.version_text()));
+async fn look(
+    report: &mut Report,
+    connection: &Connection,
+    settings: &MongoSettings,
+    pipeline: &str,
+    kafka: &KafkaSettings,
+) -> Option<()> {
+    let server = report.told("connection", Server::ask(connection).await)?;
+    report.on(&server.address).ok("connection", format!("MongoDB {} answers", server.version_text()));
+    protection(report, connection, &server);
     let wrong = judge::server(&server);
     match (&server.set, server.sharded) {
         (Some(set), _) if wrong.is_empty() => report.ok("replica-set", format!("a member of {set}")),
@@ -44,20 +54,36 @@ async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kaf
     for failure in wrong {
         report.refused("replica-set", failure);
     }
-    compatibility(report, &connection).await;
-    let watch = watch_of(settings, &connection, &server);
-    collections(report, &connection, &watch.scope).await;
-    checkpoint_rights(report, &connection, settings).await;
+    compatibility(report, connection).await;
+    let watch = watch_of(settings, connection, &server);
+    collections(report, connection, &watch.scope).await;
+    report.on(checkpoint::described(connection.database.name()));
+    checkpoint_rights(report, connection, settings).await;
     if unusable {
         return None;
     }
     // Whether the stream can be opened is best told by opening it.
+    report.on(watch.scope.to_string());
     let opened = watch.position(&Entry::Now).await;
     if report.told("change-stream", opened).is_some() {
         report.ok("change-stream", format!("{} can be watched", watch.scope));
     }
-    window(report, &connection).await;
-    position(report, &connection, &server, &watch, settings, pipeline, kafka).await
+    report.on(&server.address);
+    window(report, connection).await;
+    report.on(settings.checkpoint.describe());
+    position(report, connection, &server, &watch, settings, pipeline, kafka).await
+}
+
+fn protection(report: &mut Report, connection: &Connection, server: &Server) {
+    let host = server.address.rsplit_once(':').map_or(server.address.as_str(), |(host, _)| host);
+    let seen = match &connection.options.tls {
+        Some(Tls::Enabled(tls)) if tls.allow_invalid_certificates == Some(true) => {
+            Protection::Unverified("tlsAllowInvalidCertificates=true")
+        }
+        Some(Tls::Enabled(_)) => Protection::Verified("tls=true"),
+        Some(Tls::Disabled) | None => Protection::Plain("tls=false"),
+    };
+    report.tls(seen, is_local(host), "add tls=true and tlsCAFile=/path/to/ca.pem to SOURCE");
 }
 
 async fn compatibility(report: &mut Report, connection: &Connection) {
@@ -74,6 +100,7 @@ async fn compatibility(report: &mut Report, connection: &Connection) {
 
 async fn collections(report: &mut Report, connection: &Connection, scope: &Scope) {
     for (database, collection) in scope.namespaces() {
+        report.on(format!("{database}.{collection}"));
         let within = connection.client.database(database);
         if collection == ALL {
             match server::collections(&within).await {
@@ -219,7 +246,10 @@ async fn position(
         }
         None => Document::new(),
     };
-    let stored = report.told("checkpoint", place.load(pipeline, &document).await)?;
+    report.told("checkpoint", place.check_writable().await)?;
+    let stored = report.told("checkpoint", place.peek(pipeline, &document).await)?;
+    report.ok("checkpoint", if stored.is_some() { "has the pipeline's position" } else { "can be read" });
+    report.on(format!("pipeline {pipeline}"));
     let Some(stored) = stored else {
         report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
         return None;
@@ -235,8 +265,12 @@ async fn position(
         }
         Err(failure) => report.refused("position", failure),
     }
-    if let Ok(Some(holder)) = lease::holder(&connection.database, pipeline).await {
-        report.ok("leader", format!("an instance runs this pipeline now ({holder}); another one stands by"));
+    match lease::holder(&connection.database, pipeline).await {
+        Ok(Some(holder)) => {
+            report.ok("leader", format!("an instance runs this pipeline now ({holder}); another one stands by"));
+        }
+        Ok(None) => report.ok("leader", "no instance runs this pipeline now"),
+        Err(_) => {}
     }
     Some(())
 }

@@ -15,12 +15,26 @@ use crate::source::SourceFailure;
 /// How long a server is looked for, unless SOURCE says otherwise.
 const SELECTION_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a connection may take to end.
+const CLOSING: Duration = Duration::from_secs(2);
+
 /// A connection, and what SOURCE says about it.
 #[derive(Clone)]
 pub struct Connection {
     pub client: Client,
     pub options: ClientOptions,
     pub database: Database,
+}
+
+impl Connection {
+    /// Ends what the driver still has under way: it would be cut off by the end of the process, and complain.
+    pub async fn close(self) {
+        close(self.client).await;
+    }
+}
+
+pub async fn close(client: Client) {
+    let _ = tokio::time::timeout(CLOSING, async { client.shutdown().await }).await;
 }
 
 /// Connects as SOURCE says, with its secrets read anew.

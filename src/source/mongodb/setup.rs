@@ -19,7 +19,7 @@ use crate::dead_letters::mongodb as letters;
 use crate::route::layout::Layout;
 use crate::route::polling::Set;
 use crate::source::poll::document_name;
-use crate::source::{SourceFailure, schema};
+use crate::source::{SourceFailure, audit, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mongodb/native.js");
 const DEBEZIUM: &str = include_str!("../../../sql/mongodb/debezium.js");
@@ -133,6 +133,11 @@ async fn plan(connection: &Connection, wanted: &Wanted<'_>) -> Result<Plan, Sour
     }
     for command in commands(&schema::fill(CHECKPOINT, |_| None)) {
         plan.add(&connection.database, lease::COLLECTION, command).await?;
+    }
+    if wanted.is_log() {
+        for command in commands(&schema::fill(audit::MONGODB, |_| None)) {
+            plan.add(&connection.database, audit::NAME, command).await?;
+        }
     }
     for table in wanted.letter_tables() {
         let database = letters::database(connection, table);
@@ -317,6 +322,7 @@ mod tests {
             (NATIVE_STATUS, 1),
             (CHECKPOINT, 1),
             (TTL, 1),
+            (audit::MONGODB, 1),
             (letters::CREATE, 3),
         ] {
             let filled = schema::fill(script, |_| None);

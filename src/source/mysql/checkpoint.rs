@@ -30,6 +30,22 @@ impl Place {
         }
     }
 
+    /// As [`load`](Self::load), and makes nothing that is missing.
+    pub async fn peek(&self, session: &mut Session, pipeline: &str) -> Result<Option<Checkpoint>, SourceFailure> {
+        match self {
+            Place::Table => load(session, pipeline).await,
+            Place::Elsewhere(store) => Ok(store.peek(pipeline).await?),
+        }
+    }
+
+    /// Looks whether a place outside of the source could be written.
+    pub async fn check_writable(&self) -> Result<(), SourceFailure> {
+        match self {
+            Place::Table => Ok(()),
+            Place::Elsewhere(store) => Ok(store.check_writable().await?),
+        }
+    }
+
     pub async fn save(&self, session: &mut Session, checkpoint: &Checkpoint) -> Result<(), SourceFailure> {
         match self {
             Place::Table => session.execute(&upsert(checkpoint)).await,

@@ -38,7 +38,7 @@ pub async fn gtids_at(
         None => {
             return Err(SourceFailure::PositionLost {
                 what: format!(
-                    "--start {place}: the server does not have this file; its log begins in {}",
+                    "the position {place}: the server does not have this file; its log begins in {}",
                     reach.first.file.file
                 ),
                 remedy: "start at `earliest`, or at a position that the log still has".to_owned(),
@@ -75,7 +75,7 @@ pub async fn gtids_at(
 
 fn refused(place: &FilePos, why: String) -> SourceFailure {
     SourceFailure::Misconfigured {
-        what: format!("--start {place} {why}"),
+        what: format!("the position {place} {why}"),
         remedy: "give a position between two transactions (mysqlbinlog shows them), GTIDs, `now` or `earliest`"
             .to_owned(),
     }

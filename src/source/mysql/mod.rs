@@ -50,6 +50,7 @@ pub mod session;
 pub(crate) mod settled;
 pub mod setup;
 pub(crate) mod snapshot;
+pub mod stand;
 pub mod table_map;
 pub(crate) mod tables;
 mod temporal;

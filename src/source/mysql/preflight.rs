@@ -2,15 +2,16 @@
 //! Nothing is created or changed. What a run itself would refuse is judged by the same functions ([`judge`]).
 
 use super::checkpoint::{self, Place};
-use super::conninfo::ConnInfo;
+use super::conninfo::{ConnInfo, SslMode, TlsOptions};
 use super::judge::{self, Standing};
 use super::privileges::{self, Right};
 use super::server::{Reach, Server};
 use super::session::{Session, literal, quote};
 use super::tables::{self, CatalogTable};
-use crate::config::{KafkaSettings, MySqlSettings, TableName};
+use crate::config::{CheckpointPlace, KafkaSettings, MySqlSettings, TableName};
 use crate::event::Projection;
-use crate::preflight::{Finding, Report};
+use crate::figures;
+use crate::preflight::{Finding, Protection, Report, is_local};
 
 /// A log that is kept for less than this is lost over a long weekend.
 const SHORT_RETENTION: u64 = 3 * 86_400;
@@ -22,7 +23,7 @@ pub async fn preflight(
     projection: &Projection,
     kafka: &KafkaSettings,
 ) -> Vec<Finding> {
-    let mut report = Report::default();
+    let mut report = Report::about("SOURCE");
     // What ends the look early has been reported.
     let _ = look(&mut report, settings, pipeline, projection, kafka).await;
     report.into_findings()
@@ -36,8 +37,10 @@ async fn look(
     kafka: &KafkaSettings,
 ) -> Option<()> {
     let info = report.told("connection", super::conninfo(settings))?;
+    report.on(info.describe());
     let database = report.told("connection", checkpoint::database(&info))?.to_owned();
     // Whoever has no right to the database yet is to be told of all that is lacking.
+    let tls = info.tls.clone();
     let outside = ConnInfo { database: None, ..info };
     let mut session = report.told("connection", super::connect(settings, &outside).await)?;
     if let Err(error) = session.try_query(&format!("USE {}", quote(&database))).await
@@ -47,42 +50,72 @@ async fn look(
         return None;
     }
     let (flavor, version) = (session.flavor, session.server_version().to_owned());
-    report.ok("connection", format!("{} answers: {flavor} {version}", session.describe()));
+    let address = session.describe();
+    report.on(&address).ok("connection", format!("{flavor} {version} answers"));
+    protection(report, &tls, &session);
     let server = report.told("server", Server::ask(&mut session).await)?;
     server_settings(report, &server, settings);
     let account = report.told("privileges", privileges::account(&mut session).await)?;
+    report.on(format!("user {account}"));
     log_privileges(report, &mut session, &account).await?;
 
-    let reach = report.told("log", server.reach(&mut session).await);
+    let reach = report.on(&address).told("log", server.reach(&mut session).await);
     if let Some(reach) = &reach {
         let bytes: u64 = reach.files.iter().map(|(_, size)| size).sum();
-        report.ok("log", format!("{} files, {} MiB, up to {}", reach.files.len(), bytes >> 20, reach.end.file));
+        let (files, bytes) = (reach.files.len(), figures::bytes(bytes));
+        report.ok("log", format!("{files} files, {bytes}, from {} to {}", reach.first.file, reach.end.file));
     }
     let (catalog, mut missing) = report.told("table", tables::find(&mut session, &database, &settings.tables).await)?;
+    report.on(format!("user {account}"));
     let denied = table_privileges(report, &mut session, &account, &database, &settings.tables).await?;
     // A table that the user has no right to is none in the catalog either.
     missing.retain(|table| !denied.contains(table));
+    report.on(settings.tables.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
     let mut wrong = judge::missing_tables(&missing, &database);
     wrong.extend(tables::missing_columns(&catalog, projection));
     if wrong.is_empty() && denied.is_empty() {
-        report.ok("table", catalog.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", "));
+        table_findings(report, &catalog, projection);
     }
     for failure in wrong {
         report.refused("table", failure);
     }
+    report.on(settings.checkpoint.describe());
     let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
     if place.is_table() {
         checkpoint_table(report, &mut session, &account, &database, settings.no_create).await?;
+    } else if report.told("checkpoint", place.check_writable().await).is_some() {
+        report.ok("checkpoint", "can be reached");
     }
+    report.on(format!("pipeline {pipeline}"));
     position(report, &mut session, &server, reach.as_ref(), &place, pipeline, &database).await;
     session.close().await;
     Some(())
 }
 
+fn protection(report: &mut Report, tls: &TlsOptions, session: &Session) {
+    let mode = format!("ssl-mode={}", tls.mode);
+    let seen = match (session.is_encrypted(), tls.mode) {
+        (false, _) => Protection::Plain(&mode),
+        (true, SslMode::VerifyCa | SslMode::VerifyIdentity) => Protection::Verified(&mode),
+        (true, _) => Protection::Unverified(&mode),
+    };
+    let remedy = "add ssl-mode=verify-identity and ssl-ca=/path/to/ca.pem to SOURCE";
+    report.tls(seen, is_local(&session.host().name), remedy);
+}
+
+/// What is read, of tables that have all that is needed.
+fn table_findings(report: &mut Report, catalog: &[CatalogTable], projection: &Projection) {
+    for table in catalog {
+        let read: Vec<_> = projection.columns().map(|(_, name, _)| name).filter(|name| table.has(name)).collect();
+        report.on(table.quoted()).ok("table", format!("has what the layout needs: {}", read.join(", ")));
+    }
+}
+
 fn server_settings(report: &mut Report, server: &Server, settings: &MySqlSettings) {
     let wrong = judge::settings(server);
     if wrong.is_empty() {
-        report.ok("binlog", format!("log_bin is ON, server_id is {}", server.server_id));
+        let format = if server.format.is_empty() { "ROW" } else { &server.format };
+        report.ok("binlog", format!("log_bin = ON, binlog_format = {format}, server_id = {}", server.server_id));
     }
     for failure in wrong {
         report.refused("binlog", failure);
@@ -103,7 +136,9 @@ fn server_settings(report: &mut Report, server: &Server, settings: &MySqlSetting
             "SET GLOBAL binlog_row_metadata = FULL, and put it into my.cnf",
         ),
     }
-    if server.row_image != "FULL" {
+    if server.row_image == "FULL" {
+        report.ok("row-image", "binlog_row_image = FULL");
+    } else {
         report.warn(
             "row-image",
             format!("binlog_row_image is {}: a column that takes its default is not in the log", server.row_image),
@@ -130,15 +165,24 @@ fn server_settings(report: &mut Report, server: &Server, settings: &MySqlSetting
         ),
         seconds => report.ok("retention", format!("log files are kept for {} h", seconds / 3600)),
     }
-    if server.read_only && settings.checkpoint == crate::config::CheckpointPlace::Source {
-        report.fail(
+    match (server.read_only, &settings.checkpoint) {
+        (true, CheckpointPlace::Source) => report.fail(
             "read-only",
             "the server is read-only, so the checkpoint cannot be stored there",
             "connect to the primary, or use --checkpoint kafka or file:PATH",
-        );
+        ),
+        (true, elsewhere) => {
+            report.ok("read-only", format!("the server is read-only; the checkpoint is in {}", elsewhere.describe()));
+        }
+        (false, _) => report.ok("read-only", "read_only = OFF"),
     }
-    if let Some(id) = settings.server_id.filter(|id| u64::from(*id) == server.server_id) {
-        report.fail("server-id", format!("--server-id {id} is the server's own"), "choose another, or leave it out");
+    match settings.server_id {
+        Some(id) if u64::from(id) == server.server_id => {
+            let remedy = "choose another, or leave it out";
+            report.fail("server-id", format!("--server-id {id} is the server's own"), remedy);
+        }
+        Some(id) => report.ok("server-id", format!("outboxd reads as {id}; no other reader may")),
+        None => report.ok("server-id", "outboxd reads under a random one"),
     }
 }
 
@@ -161,7 +205,7 @@ async fn log_privileges(report: &mut Report, session: &mut Session, account: &st
         lacking.push("REPLICATION CLIENT");
     }
     match lacking.is_empty() {
-        true => report.ok("privileges", "the user may read the log"),
+        true => report.ok("privileges", "may read the log: REPLICATION SLAVE, REPLICATION CLIENT"),
         false if through_role => report.warn(
             "privileges",
             format!("{} is not among the user's own grants; it may come through a role", lacking.join(" and ")),
@@ -198,7 +242,7 @@ async fn table_privileges(
         }
     }
     if denied.is_empty() {
-        report.ok("privileges", "the user may read the outbox");
+        report.ok("privileges", "may read the outbox");
     }
     Some(denied)
 }
@@ -218,7 +262,7 @@ async fn checkpoint_table(
     let wanted: &[Right] = if exists || no_create { &USED } else { &MADE };
     let lacking = report.told("privileges", privileges::lacking(session, &table, wanted).await)?;
     if lacking.is_empty() {
-        report.ok("privileges", "the user may keep the checkpoint");
+        report.ok("privileges", format!("may read and write {table}"));
     } else {
         // On a table that is not there yet nothing can be granted without CREATE.
         let with_create = !exists && !no_create && !lacking.contains(&Right::Create);
@@ -237,6 +281,7 @@ async fn checkpoint_table(
         (false, false) if lacking.is_empty() => {
             report.ok("checkpoint", "the table outboxd_checkpoint will be made by the first run");
         }
+        (true, _) if lacking.is_empty() => report.ok("checkpoint", format!("{table} is there")),
         _ => {}
     }
     (exists && lacking.is_empty()).then_some(())
@@ -255,7 +300,7 @@ async fn position(
     pipeline: &str,
     database: &str,
 ) -> Option<()> {
-    let stored = report.told("checkpoint", place.load(session, pipeline).await)?;
+    let stored = report.told("checkpoint", place.peek(session, pipeline).await)?;
     let Some(stored) = stored else {
         report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
         return None;
@@ -267,10 +312,13 @@ async fn position(
         Standing::Lost(failure) => report.refused("position", failure),
     }
     let asked = format!("SELECT IS_USED_LOCK({})", literal(&super::keeper::lock_name(database, pipeline)));
-    if let Ok(row) = session.query_one(&asked).await
-        && let Some(holder) = row.text(0)
-    {
-        report.ok("leader", format!("an instance runs this pipeline now (connection {holder}); another one stands by"));
+    match session.query_one(&asked).await.map(|row| row.text(0)) {
+        Ok(Some(holder)) => {
+            let seen = format!("an instance runs this pipeline now (connection {holder}); another one stands by");
+            report.ok("leader", seen);
+        }
+        Ok(None) => report.ok("leader", "no instance runs this pipeline now"),
+        Err(_) => {}
     }
     Some(())
 }

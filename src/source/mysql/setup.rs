@@ -13,7 +13,7 @@ use crate::config::{MySqlSettings, Snapshot, TableName};
 use crate::dead_letters::mysql as letters;
 use crate::retention::day::Day;
 use crate::retention::{mysql_partitions, rule};
-use crate::source::{SourceFailure, schema};
+use crate::source::{SourceFailure, audit, schema};
 
 pub(crate) const NATIVE: &str = include_str!("../../../sql/mysql/native.sql");
 const ENTITY: &str = include_str!("../../../sql/mysql/entity.sql");
@@ -128,6 +128,10 @@ async fn plan(session: &mut Session, wanted: &Wanted<'_>, database: &str) -> Res
     let has_table = checkpoint::table_exists(session, database).await?;
     if place.is_table() {
         plan.add(has_table, "table outboxd_checkpoint".to_owned(), schema::fill(checkpoint::CREATE, |_| None));
+    }
+    if place.is_table() {
+        let recorded = audit::mysql_table_exists(session).await?;
+        plan.add(recorded, format!("table {}", audit::NAME), schema::fill(audit::MYSQL, |_| None));
     }
     let stored = match place.is_table() && !has_table {
         true => None,

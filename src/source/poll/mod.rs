@@ -21,6 +21,7 @@ mod mysql;
 pub mod positions;
 pub mod postgres;
 pub mod progress;
+pub mod stand;
 mod view;
 
 use std::sync::Arc;
@@ -316,15 +317,23 @@ async fn lead(store: &mut Store, memory: &Memory) -> Result<(), SourceFailure> {
 
 /// Looks at everything that polling needs, and changes nothing.
 pub async fn preflight(settings: &PollSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
-    let mut report = Report::default();
+    let mut report = Report::about(tables(of));
     let store = Store::open(of, settings, projection, &settings.worker).await;
     let Some(mut store) = report.told("tables", store) else { return report.into_findings() };
-    report.ok("tables", format!("{}: {} with the columns that polling needs", store.describe(), tables(of)));
+    report.on(store.describe()).ok("connection", "answers");
+    report.on(tables(of)).ok("tables", "there, with the columns that polling needs");
     let lacking = store.lacking().await;
     match report.told("privileges", lacking) {
         Some(lacking) if lacking.is_empty() => report.ok("privileges", "rows can be read and marked"),
         Some(lacking) => report.fail("privileges", lacking.join("; "), lacking.join(";\n")),
         None => {}
+    }
+    let stats = SourceStats::default();
+    if store.look(MOST_LOOKED_AT, &stats).await.is_ok()
+        && let Some(pending) = stats.depth()
+    {
+        let more = if pending >= MOST_LOOKED_AT { " or more" } else { "" };
+        report.ok("pending", format!("{pending}{more} rows wait to be delivered"));
     }
     match store.lead().await {
         Ok(()) => {
@@ -336,6 +345,9 @@ pub async fn preflight(settings: &PollSettings, of: &PipelineSettings, projectio
     }
     report.into_findings()
 }
+
+/// How far pending rows are counted by a look.
+const MOST_LOOKED_AT: u64 = 10_000;
 
 fn tables(of: &PipelineSettings) -> String {
     of.source.tables().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

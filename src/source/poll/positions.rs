@@ -154,7 +154,8 @@ pub async fn open(
 
 /// Looks at everything that polling needs, and changes nothing.
 pub async fn preflight(source: &PostgresSettings, projection: &Projection) -> Vec<Finding> {
-    let mut report = Report::default();
+    let named = source.tables.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut report = Report::about(&named);
     let found = async {
         let session = Arc::new(sql::connect(&postgres::conninfo(source)?).await?);
         let (tables, missing) = Tables::find(&session, &source.tables).await?;
@@ -162,7 +163,9 @@ pub async fn preflight(source: &PostgresSettings, projection: &Projection) -> Ve
         Ok((session, one_table(tables.catalog)?))
     };
     let Some((session, table)) = report.told("tables", found.await) else { return report.into_findings() };
-    report.ok("tables", format!("{}: {} is an event store", session.description(), table.quoted()));
+    report.on(session.description()).ok("connection", "answers");
+    report.on(table.quoted()).ok("tables", "is an event store");
+    report.on("table outbox_topic_progress");
     match report.told("progress", Progress::exists(&session).await) {
         Some(true) => report.ok("progress", "outbox_topic_progress is there"),
         Some(false) if source.no_create => {
@@ -172,7 +175,7 @@ pub async fn preflight(source: &PostgresSettings, projection: &Projection) -> Ve
         Some(false) => report.ok("progress", "outbox_topic_progress is made at the first start"),
         None => {}
     }
-    match report.told("leader", try_lock(&session, EVENT_STORE_LOCK).await) {
+    match report.on(&named).told("leader", try_lock(&session, EVENT_STORE_LOCK).await) {
         Some(true) => report.ok("leader", "nobody else polls the event stores of this database"),
         Some(false) => report.warn("leader", "another instance leads", "a run stands by until it ends"),
         None => {}
@@ -189,7 +192,7 @@ pub async fn stand_by(source: &PostgresSettings) -> Result<(), SourceFailure> {
     Ok(())
 }
 
-fn one_table(mut catalog: Vec<CatalogTable>) -> Result<CatalogTable, SourceFailure> {
+pub(super) fn one_table(mut catalog: Vec<CatalogTable>) -> Result<CatalogTable, SourceFailure> {
     let (table, more) = (catalog.pop(), !catalog.is_empty());
     match table {
         Some(table) if !more && table.has("transaction_id") => Ok(table),
@@ -202,14 +205,18 @@ fn one_table(mut catalog: Vec<CatalogTable>) -> Result<CatalogTable, SourceFailu
 }
 
 /// What the layout's position is called here.
-fn id_column(of: &PipelineSettings) -> String {
+pub(super) fn id_column(of: &PipelineSettings) -> String {
     let chosen = of.route.columns.iter().rev().find(|(role, _)| role == "id").map(|(_, column)| column.clone());
     chosen.unwrap_or_else(|| "position".to_owned())
 }
 
 /// Transactions are numbered by the server: a position that it has not reached is of another one, and what is committed here
 /// would pass for delivered.
-async fn not_beyond(session: &SqlSession, start: EventPosition, pipeline: &str) -> Result<(), SourceFailure> {
+pub(super) async fn not_beyond(
+    session: &SqlSession,
+    start: EventPosition,
+    pipeline: &str,
+) -> Result<(), SourceFailure> {
     let asked = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text";
     let row = session.query_one(asked, &[]).await.map_err(|error| session.classify(&error))?;
     let next: u64 = row.get::<_, &str>(0).parse().unwrap_or(u64::MAX);
@@ -229,7 +236,7 @@ async fn not_beyond(session: &SqlSession, start: EventPosition, pipeline: &str) 
     })
 }
 
-async fn last_event(
+pub(super) async fn last_event(
     session: &SqlSession,
     table: &CatalogTable,
     id: &str,

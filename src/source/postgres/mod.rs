@@ -25,6 +25,7 @@ pub mod setup;
 pub mod slot;
 pub(crate) mod snapshot;
 pub mod sql;
+pub mod stand;
 pub mod tables;
 mod tls;
 pub mod values;

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 
 use super::checkpoint::{self, Checkpoint, SnapshotState};
-use super::conninfo::ConnInfo;
+use super::conninfo::{Address, ConnInfo, SslMode};
 use super::server_error::replication_remedy;
 use super::slot::{self, PublicationState, SlotState};
 use super::sql::{self, SqlSession};
 use super::tables::{CatalogTable, Tables, quote};
 use super::walsender::{SystemIdentity, WalsenderConnection};
 use super::{judge, setup};
-use crate::config::{PipelineSettings, PostgresSettings, Snapshot};
+use crate::config::{PipelineSettings, PostgresSettings, Snapshot, TableName};
 use crate::event::Projection;
-use crate::preflight::{Finding, Report};
-
+use crate::figures;
+use crate::preflight::{Finding, Protection, Report, is_local};
 use crate::source::{SourceFailure, notes};
 
 /// A slot that keeps more of the log than this is worth a warning.
@@ -22,7 +22,7 @@ const MUCH_RETAINED: u64 = 1 << 30;
 
 /// Looks at everything that a run needs of the server.
 pub async fn preflight(settings: &PostgresSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
-    let mut report = Report::default();
+    let mut report = Report::about("SOURCE");
     // What ends the look early has been reported.
     let _ = look(&mut report, settings, of, projection).await;
     report.into_findings()
@@ -36,17 +36,22 @@ async fn look(
 ) -> Option<()> {
     let (pipeline, no_standby) = (of.name.as_str(), of.no_standby);
     let info = report.told("connection", super::conninfo(settings))?;
+    report.on(info.describe());
     let session = Arc::new(report.told("connection", sql::connect(&info).await)?);
     let info = info.pinned_to(session.host());
     let version = session.server_version();
     let (major, minor) = (version / 10_000, version % 10_000);
-    report.ok("connection", format!("{} answers: PostgreSQL {major}.{minor}", session.description()));
+    let address = session.host().to_string();
+    report.on(session.description()).ok("connection", format!("PostgreSQL {major}.{minor} answers"));
+    report.on(&address);
+    protection(report, &info, &session);
     if let Some(failure) = judge::version(version) {
         report.refused("version", failure);
         return None;
     }
     let facts = report.told("server", Facts::ask(&session).await)?;
     let server = replication(report, &info, &session, &facts).await;
+    report.on(&address);
     server_settings(report, &facts);
 
     let state = report.told("slot", slot::state(&session, &settings.slot, version).await);
@@ -57,6 +62,7 @@ async fn look(
     if !of.is_lone() {
         publishers_findings(report, settings, &session, &facts).await;
     }
+    report.on(format!("pipeline {pipeline}"));
     if let (Some(state), Some(stored), Some(server)) = (&state, &stored, &server) {
         match judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), server) {
             Some(failure) => report.refused("position", failure),
@@ -64,16 +70,16 @@ async fn look(
         }
     }
 
-    let (tables, missing) = report.told("table", Tables::find(&session, &settings.tables).await)?;
+    let (tables, missing) =
+        report.on(listed(&settings.tables)).told("table", Tables::find(&session, &settings.tables).await)?;
     let wrong = judge::tables(&missing, &tables, projection);
     if wrong.is_empty() {
-        let named = tables.catalog.iter().map(CatalogTable::quoted).collect::<Vec<_>>().join(", ");
-        let what = if named.is_empty() { "none: only messages are read".to_owned() } else { named };
-        report.ok("table", what);
+        table_findings(report, &tables, projection, settings);
     }
     for failure in wrong {
         report.refused("table", failure);
     }
+    report.on(format!("publication {}", settings.publication));
     let publication = slot::publication(&session, &settings.publication, &tables.catalog).await;
     let publication = report.told("publication", publication)?;
     let slot_exists = matches!(state, Some(Some(_)));
@@ -90,15 +96,50 @@ async fn look(
     };
     if snapshot {
         for table in &tables.catalog {
+            report.on(table.quoted());
             let readable = readable(&session, table, projection, &facts).await;
             match report.told("snapshot", readable) {
-                Some(None) => report.ok("snapshot", format!("the rows of {} can be read", table.quoted())),
+                Some(None) => report.ok("snapshot", "its rows can be read"),
                 Some(Some((what, remedy))) => report.fail("snapshot", what, remedy),
                 None => {}
             }
         }
     }
     Some(())
+}
+
+fn listed(tables: &[TableName]) -> String {
+    match tables {
+        [] => "messages".to_owned(),
+        tables => tables.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn protection(report: &mut Report, info: &ConnInfo, session: &SqlSession) {
+    let mode = format!("sslmode={}", info.tls.mode);
+    let local = match &session.host().address {
+        Address::Unix(_) => true,
+        Address::Tcp { name, .. } => is_local(name),
+    };
+    let seen = match (session.is_encrypted(), info.tls.mode) {
+        (false, _) => Protection::Plain(&mode),
+        (true, SslMode::VerifyCa | SslMode::VerifyFull) => Protection::Verified(&mode),
+        (true, _) => Protection::Unverified(&mode),
+    };
+    report.tls(seen, local, "add sslmode=verify-full and sslrootcert=/path/to/ca.pem to SOURCE");
+}
+
+/// What is read, of tables that have all that is needed.
+fn table_findings(report: &mut Report, tables: &Tables, projection: &Projection, settings: &PostgresSettings) {
+    for table in &tables.catalog {
+        let read: Vec<_> = projection.columns().map(|(_, name, _)| name).filter(|name| table.has(name)).collect();
+        let partitioned = if table.partitioned { ", partitioned" } else { "" };
+        report.on(table.quoted()).ok("table", format!("has what the layout needs: {}{partitioned}", read.join(", ")));
+    }
+    if tables.catalog.is_empty() {
+        let prefixes = settings.message_prefixes.join(", ");
+        report.ok("table", format!("none: only messages with the prefix {prefixes} are read"));
+    }
 }
 
 /// What the server says of its settings and of our role.
@@ -118,6 +159,8 @@ struct Facts {
     walsenders: (i64, i32),
     /// In MB; -1 is no limit.
     wal_keep: i64,
+    /// After how many seconds a slot that nobody reads is given up; 0 is never, and before PostgreSQL 18.
+    slot_timeout: i64,
 }
 
 impl Facts {
@@ -131,7 +174,9 @@ impl Facts {
                    pg_is_in_recovery(), current_setting('wal_level'),
                    (SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
                    (SELECT count(*) FROM pg_stat_get_wal_senders()), current_setting('max_wal_senders')::int,
-                   (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')
+                   (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+                   coalesce((SELECT CASE unit WHEN 'min' THEN 60 ELSE 1 END * setting::bigint FROM pg_settings
+                             WHERE name = 'idle_replication_slot_timeout'), 0)
             FROM pg_roles r WHERE r.rolname = current_user";
         let row = session.query_one(statement, &[]).await.map_err(|error| session.classify(&error))?;
         Ok(Facts {
@@ -147,6 +192,7 @@ impl Facts {
             slots: (row.get(9), row.get(10)),
             walsenders: (row.get(11), row.get(12)),
             wal_keep: row.get(13),
+            slot_timeout: row.get(14),
         })
     }
 }
@@ -158,12 +204,13 @@ async fn replication(
     session: &SqlSession,
     facts: &Facts,
 ) -> Option<SystemIdentity> {
+    report.on(format!("role {}", facts.role));
     let opened = async { WalsenderConnection::connect(info).await?.identify_system().await }.await;
     let (used, most) = facts.walsenders;
     match opened {
         Ok(server) => {
-            report.ok("replication", format!("{} may open a replication connection", facts.role));
-            report.ok("max-wal-senders", format!("{used} of {most} are in use"));
+            report.ok("replication", "may open a replication connection");
+            report.on(session.host().to_string()).ok("max-wal-senders", format!("{used} of {most} are in use"));
             return Some(server);
         }
         // The cause, where it is known, rather than the server's refusal.
@@ -183,7 +230,9 @@ async fn replication(
 }
 
 fn server_settings(report: &mut Report, facts: &Facts) {
-    if facts.standby {
+    if !facts.standby {
+        report.ok("standby", "it is the primary");
+    } else {
         report.fail(
             "standby",
             "this server is a standby: neither a publication nor the checkpoint can be written",
@@ -192,7 +241,18 @@ fn server_settings(report: &mut Report, facts: &Facts) {
     }
     match judge::wal_level(&facts.wal_level) {
         Some(failure) => report.refused("wal-level", failure),
-        None => report.ok("wal-level", "logical"),
+        None => report.ok("wal-level", "wal_level = logical"),
+    }
+    if facts.slot_timeout > 0 {
+        let minutes = facts.slot_timeout / 60;
+        report.warn(
+            "slot-timeout",
+            format!(
+                "idle_replication_slot_timeout is {minutes} min: if outboxd is away for longer, the server gives its slot up \
+                 and the position is lost"
+            ),
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()",
+        );
     }
 }
 
@@ -218,6 +278,7 @@ fn slot_findings(
         ),
         _ => report.ok("max-replication-slots", format!("{used} of {most} are in use")),
     }
+    report.on(format!("slot {name}"));
     let wrong = judge::slot(settings, state, info.dbname());
     let foreign = wrong.is_some();
     match (wrong, state) {
@@ -234,7 +295,13 @@ fn slot_findings(
                 format!("slot `{name}` is being read by process {pid}: a run stands by until that ends"),
                 format!("see who it is: SELECT * FROM pg_stat_activity WHERE pid = {pid}"),
             ),
-            None => report.ok("slot", format!("slot `{name}` is there and free")),
+            None => {
+                let confirmed = state.confirmed.map_or_else(|| "nothing".to_owned(), |lsn| lsn.to_string());
+                let retained = figures::bytes(state.retained_bytes());
+                let seen =
+                    format!("exists, read by nobody, confirmed up to {confirmed}, {retained} of log kept for it");
+                report.ok("slot", seen);
+            }
         },
     }
     if !foreign {
@@ -288,6 +355,7 @@ async fn checkpoint_findings(
     facts: &Facts,
 ) -> Option<Option<Checkpoint>> {
     const CHECK: &str = "checkpoint";
+    report.on("table outboxd_checkpoint");
     let exists = report.told(CHECK, checkpoint::table_exists(session).await)?;
     if let Some(failure) = judge::checkpoint_table(exists, settings) {
         report.refused(CHECK, failure);
@@ -348,6 +416,7 @@ async fn publishers_findings(
     facts: &Facts,
 ) -> Option<()> {
     const CHECK: &str = "publishers";
+    report.on("table outboxd_publishers");
     const MAKE: &str = "run `outboxd init` once as a role that may create tables, or sql/postgres/publishers.sql";
     let role = &facts.role;
     match report.told(CHECK, notes::lacking(session).await)? {

@@ -20,7 +20,7 @@ use crate::retention::day::Day;
 use crate::retention::{DAYS_AHEAD, postgres_partitions, rule};
 use crate::source::notes;
 use crate::source::poll::progress::{self, Progress};
-use crate::source::{SourceFailure, poll, schema};
+use crate::source::{SourceFailure, audit, poll, schema};
 
 /// The outbox table of the layout `native`, as it stands.
 pub(crate) const NATIVE: &str = include_str!("../../../sql/postgres/native.sql");
@@ -37,6 +37,7 @@ const WORDS: schema::Words =
     schema::Words { without_key: "NOT NULL", partition_by: "PARTITION BY RANGE (?)", plain_sequence: "" };
 
 const NOTES: &str = "table outboxd_publishers";
+const AUDIT: &str = "table outboxd_audit";
 const PROGRESS: &str = "table outbox_topic_progress";
 
 /// The version whose statements are printed when no server can be asked.
@@ -181,6 +182,7 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     }
     if matches!(wanted.of.capture, Capture::Positions(_)) {
         plan.add(Progress::exists(session).await?, Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
+        plan.add(audit::table_exists(session).await?, Step::new(AUDIT.to_owned(), audit::POSTGRES.to_owned()));
         return Ok(plan);
     }
     if !wanted.is_log() {
@@ -204,6 +206,7 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
 
     plan.add(has_checkpoints, Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     plan.add(notes::table_exists(session).await?, Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    plan.add(audit::table_exists(session).await?, Step::new(AUDIT.to_owned(), audit::POSTGRES.to_owned()));
     plan.add(found.is_some(), create_publication(wanted));
     if publication.is_some_and(|publication| !publication.all_tables) {
         // The tables that were missing a moment ago cannot be in it.
@@ -231,6 +234,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
     steps.extend(wanted.letter_tables().into_iter().map(create_letters));
     if matches!(wanted.of.capture, Capture::Positions(_)) {
         steps.push(Step::new(PROGRESS.to_owned(), progress::CREATE.to_owned()));
+        steps.push(Step::new(AUDIT.to_owned(), audit::POSTGRES.to_owned()));
         return Plan { present: Vec::new(), steps };
     }
     if !wanted.is_log() {
@@ -239,6 +243,7 @@ fn from_nothing(wanted: &Wanted<'_>) -> Plan {
     }
     steps.push(Step::new("table outboxd_checkpoint".to_owned(), checkpoint::CREATE.to_owned()));
     steps.push(Step::new(NOTES.to_owned(), notes::CREATE.to_owned()));
+    steps.push(Step::new(AUDIT.to_owned(), audit::POSTGRES.to_owned()));
     steps.push(create_publication(wanted));
     steps.push(create_slot(wanted, NEWEST_VERSION));
     steps.push(store_row(wanted));
@@ -375,10 +380,13 @@ fn create_publication(wanted: &Wanted<'_>) -> Step {
 
 fn create_slot(wanted: &Wanted<'_>, version: u32) -> Step {
     let slot = &wanted.settings.slot;
+    Step::alone(format!("slot {slot}"), create_slot_statement(slot, version))
+}
+
+pub(super) fn create_slot_statement(slot: &str, version: u32) -> String {
     // Neither temporary nor for two-phase commits; where the server can, it follows a fail-over.
     let options = if version >= 170_000 { ", false, false, true" } else { "" };
-    let sql = format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{options})", literal(slot));
-    Step::alone(format!("slot {slot}"), sql)
+    format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{options})", literal(slot))
 }
 
 fn store_row(wanted: &Wanted<'_>) -> Step {

@@ -29,6 +29,7 @@ mod killed_relay;
 mod network;
 mod polling;
 mod polling_trouble;
+mod position;
 mod produce_receive;
 mod publishers;
 mod retention;
