@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args};
 use tokio::task::JoinSet;
 
-use super::dlq::choose;
+use super::choose;
 use super::run::see_through;
 use super::{PipelineArgs, block_on, logging};
 use crate::admin;
