@@ -92,6 +92,10 @@ pub struct Metrics {
     refusals: Family<PipelineLabel, Counter>,
     polls: Family<PipelineLabel, Counter>,
     depth: Family<PipelineLabel, Gauge>,
+    marked: Family<PipelineLabel, Counter>,
+    mark_statements: Family<PipelineLabel, Counter>,
+    mark_failures: Family<PipelineLabel, Counter>,
+    unmarked: Family<PipelineLabel, Gauge>,
     unmatched: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
@@ -125,6 +129,10 @@ impl Default for Metrics {
             refusals: Family::default(),
             polls: Family::default(),
             depth: Family::default(),
+            marked: Family::default(),
+            mark_statements: Family::default(),
+            mark_failures: Family::default(),
+            unmarked: Family::default(),
             unmatched: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
@@ -145,6 +153,9 @@ impl Default for Metrics {
             ("dead_letters", "Events put into the dead-letter place", &metrics.dead_letters),
             ("refused_rows", "Polled rows that the sink refused, each time they were tried", &metrics.refusals),
             ("polls", "Times a polled table was asked for rows", &metrics.polls),
+            ("marked_rows", "Rows that were marked as delivered, or as failed, behind the watermark", &metrics.marked),
+            ("mark_statements", "Statements that this took", &metrics.mark_statements),
+            ("mark_failures", "Times that rows could not be marked yet", &metrics.mark_failures),
             ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
         ];
         for (name, help, family) in counters {
@@ -166,6 +177,7 @@ impl Default for Metrics {
             ("in_flight", "Events read and not yet acknowledged", &metrics.in_flight),
             ("confirmed_position", "The confirmed position (PostgreSQL: the LSN as an integer)", &metrics.confirmed),
             ("outbox_depth", "Rows of polled tables that are pending, counted up to 100,000 a table", &metrics.depth),
+            ("unmarked_events", "Events that are delivered and whose rows are not yet marked", &metrics.unmarked),
             ("leader", "1 when this instance reads the pipeline", &metrics.leader),
             ("slot_retained_bytes", "Bytes of log that the server keeps for the slot", &metrics.retained),
         ];
@@ -244,6 +256,18 @@ impl Metrics {
             self.depth.get_or_create(&label).set(whole(depth));
             let polls = self.polls.get_or_create(&label);
             polls.inc_by(status.source.polls().saturating_sub(polls.get()));
+        }
+        if let Some(marking) = &snapshot.marking {
+            let counters = [
+                (&self.marked, marking.rows),
+                (&self.mark_statements, marking.statements),
+                (&self.mark_failures, marking.failures),
+            ];
+            for (family, count) in counters {
+                let counter = family.get_or_create(&label);
+                counter.inc_by(count.saturating_sub(counter.get()));
+            }
+            self.unmarked.get_or_create(&label).set(whole(marking.waiting));
         }
         for (change, op) in Ignored::ALL {
             let counter = self.ignored.get_or_create(&OpLabel { pipeline: name(), op });

@@ -15,11 +15,13 @@ use crate::checkpoint::publishers::{PublisherNotes, Standing};
 use crate::config::{Capture, PipelineSettings, PublisherSettings};
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::marks::Marks;
 use crate::publisher::{Account, Publisher};
 use crate::relay::{Ended, Relay};
 use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
 use crate::sink::{Owner, Sink};
+use crate::source::mark::Marker;
 use crate::source::notes::NoteBook;
 use crate::source::{self, Opened, SourceFailure};
 use crate::status::{PipelineStatus, State};
@@ -58,7 +60,8 @@ pub async fn run(settings: &PipelineSettings, status: &PipelineStatus, stop: &St
 }
 
 async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop) -> Result<(), Halt> {
-    let Plans { projection, publishers } = Plans::compile(settings)?;
+    let Plans { projection, publishers, mark } = Plans::compile(settings)?;
+    let marks = mark.map(|slot| Arc::new(noted_rows(settings, slot)));
     let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
     let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
     let source_memory = source::Memory::new(settings);
@@ -67,8 +70,14 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
     loop {
         status.enter(State::Starting);
         let events_before = status.events();
-        let parts =
-            Parts { settings, status, projection: &projection, memories: &memories, source_memory: &source_memory };
+        let parts = Parts {
+            settings,
+            status,
+            projection: &projection,
+            memories: &memories,
+            source_memory: &source_memory,
+            marks: marks.as_ref(),
+        };
         let generation = parts.generation(&mut routes, stop);
         let failure = match generation.await {
             Ok(Ended::Anew) => continue,
@@ -120,6 +129,17 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
     }
 }
 
+/// Where rows are noted that are to be marked. There is room for twice what may be under way, so that reading waits for the
+/// marks only when they are slower than the sinks.
+fn noted_rows(settings: &PipelineSettings, slot: usize) -> Marks {
+    let under_way = settings.publishers.iter().map(|publisher| publisher.window.max_events).max().unwrap_or(0);
+    let names = match settings.is_lone() {
+        true => Vec::new(),
+        false => settings.publishers.iter().map(|publisher| publisher.name.clone()).collect(),
+    };
+    Marks::new(slot, settings.source.tables().len(), (2 * under_way).max(10_000), names)
+}
+
 async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop, what: &str) {
     if status.state() != State::StandingBy {
         tracing::info!(pipeline = settings.name, "standing by: {what}");
@@ -169,6 +189,8 @@ struct Parts<'a> {
     projection: &'a Projection,
     memories: &'a [Arc<warden::Memory>],
     source_memory: &'a source::Memory,
+    /// Where delivered rows are noted that are to be marked.
+    marks: Option<&'a Arc<Marks>>,
 }
 
 /// A publisher's sink, before it is known where it stands.
@@ -182,6 +204,7 @@ struct Begun {
     source: Opened,
     notes: PublisherNotes,
     notebook: Option<NoteBook>,
+    marker: Option<Marker>,
 }
 
 impl Parts<'_> {
@@ -194,7 +217,7 @@ impl Parts<'_> {
             begun = self.begin(&mut prepared) => begun,
             () = stop.requested() => return Ok(Ended::Stopped),
         };
-        let Begun { source, notes, notebook } = match begun {
+        let Begun { source, notes, notebook, marker } = match begun {
             Ok(begun) => begun,
             Err(failure) => {
                 for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
@@ -287,6 +310,7 @@ impl Parts<'_> {
                 known,
                 picked: Vec::new(),
                 ledger: self.source_memory.ledger().map(Arc::as_ref),
+                marks: self.marks.map(|marks| (&**marks, at)),
                 gone: left_behind,
             });
         }
@@ -295,9 +319,13 @@ impl Parts<'_> {
             source.alarm.abort();
             return Err(failure);
         }
+        if let Some(marks) = self.marks {
+            marks.begin_anew(&bells.progress);
+        }
         let relay = Relay {
             source,
             publishers,
+            marking: self.marks.cloned().zip(marker),
             warden,
             progress: bells.progress,
             status,
@@ -315,6 +343,7 @@ impl Parts<'_> {
             pipeline: &self.settings.name,
             status: &self.status.publishers[at],
             ledger: self.source_memory.ledger(),
+            marks: self.marks.map(|marks| (marks, at)),
         };
         // With an event store, whether it may try again is told by its table.
         let by_table = matches!(self.settings.capture, Capture::Positions(_));
@@ -344,13 +373,22 @@ impl Parts<'_> {
                 _ => std::future::pending().await,
             }
         };
-        let source = tokio::select! {
-            source = source::open(settings, self.projection, self.source_memory, &self.status.source) => source?,
+        let opening = async {
+            // Before anything is made or read: what cannot be marked must not be delivered.
+            let marker = match (settings.marking(), self.marks) {
+                (Some(how), Some(marks)) => Some(Marker::open(settings, how, marks, &self.status.source).await?),
+                _ => None,
+            };
+            let source = source::open(settings, self.projection, self.source_memory, &self.status.source).await?;
+            Ok::<_, SourceFailure>((source, marker))
+        };
+        let (source, marker) = tokio::select! {
+            opened = opening => opened?,
             failure = trouble => return Err(failure),
         };
         // Only now: as long as another instance leads, it may still note something.
         match self.notes().await {
-            Ok((notes, notebook)) => Ok(Begun { source, notes, notebook }),
+            Ok((notes, notebook)) => Ok(Begun { source, notes, notebook, marker }),
             Err(failure) => {
                 // Its watch would hold the source on.
                 source.alarm.abort();

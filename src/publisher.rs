@@ -22,6 +22,7 @@ use crate::config::{DeadLetter, PublisherSettings};
 use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::marks::Marks;
 use crate::position::Position;
 use crate::route::selection::Selection;
 use crate::route::{Record, Router};
@@ -181,6 +182,8 @@ pub struct Publisher<'a> {
     pub picked: Vec<u32>,
     /// Where its rows are, if a poller claimed them.
     pub ledger: Option<&'a Ledger>,
+    /// Where rows are noted that were read from the log and are to be marked, and its number there.
+    pub marks: Option<(&'a Marks, usize)>,
     /// It stays behind.
     pub gone: bool,
 }
@@ -398,6 +401,9 @@ impl Publisher<'_> {
                     return Err(halt(format!("{what}: {second}"), "raise the dead-letter topic's max.message.bytes"));
                 }
             }
+        }
+        if let (Some((marks, number)), Some(row)) = (self.marks, chunk.row(event)) {
+            marks.parked(row, number, why);
         }
         self.account.status.parked();
         tracing::warn!(commit = %commit, "an event was put into the dead-letter {}: {why}", place.describe());

@@ -12,6 +12,6 @@ db.runCommand({ "createRole": "outboxd", "privileges": [
 // Only for --dead-letter collection:outboxd_dead_letters; `remove` only for who purges (`outboxd dlq purge`):
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outboxd_dead_letters" },
 //     actions: ["find", "insert", "update", "remove"] }])
-// Only for --capture poll: documents are claimed and marked in the collection itself.
+// Only for --capture poll, or --mark: documents are claimed and marked in the collection itself.
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outbox" }, actions: ["find", "update"] }])
 db.runCommand({ "createUser": "outboxd", "pwd": "change me", "roles": ["outboxd"] })

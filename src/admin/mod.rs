@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
+use crate::source::mark::Marking;
 use crate::status::{PipelineStatus, PublisherSnapshot, Snapshot, State};
 pub use orders::Guard;
 
@@ -75,7 +76,9 @@ async fn livez(Shared(observed): Shared<Arc<Observed>>) -> Response {
 /// Whether source and sink are reachable; a standby is ready to take over.
 async fn readyz(Shared(observed): Shared<Arc<Observed>>) -> Response {
     let unready = |one: &Snapshot| match one.state {
-        State::Streaming => !one.sink_connected,
+        State::Streaming => {
+            !one.sink_connected || one.marking.as_ref().is_some_and(|marking| marking.trouble.is_some())
+        }
         State::Paused | State::StandingBy => false,
         _ => true,
     };
@@ -126,6 +129,9 @@ struct PipelinePage {
     /// Who keeps committed rows from being read.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_back_by: Option<String>,
+    /// Where delivered rows are marked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marking: Option<MarkingPage>,
     in_flight: usize,
     events: u64,
     unmatched: u64,
@@ -134,6 +140,21 @@ struct PipelinePage {
     last_error: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     publishers: Vec<PublisherPage>,
+}
+
+#[derive(Serialize)]
+struct MarkingPage {
+    rows: u64,
+    statements: u64,
+    /// Delivered, and not yet marked.
+    waiting: u64,
+    last_error: Option<String>,
+}
+
+impl From<Marking> for MarkingPage {
+    fn from(one: Marking) -> Self {
+        MarkingPage { rows: one.rows, statements: one.statements, waiting: one.waiting, last_error: one.trouble }
+    }
 }
 
 #[derive(Serialize)]
@@ -179,6 +200,7 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             retained_bytes: one.retained_bytes,
             outbox_depth: one.depth,
             held_back_by: one.held_back_by,
+            marking: one.marking.map(MarkingPage::from),
             in_flight: one.in_flight,
             events: one.events,
             unmatched: one.unmatched,

@@ -41,7 +41,7 @@ pub struct PublisherTable {
 }
 
 /// What is about the whole pipeline, however many publishers it has.
-const PIPELINE_ONLY: [&str; 22] = [
+const PIPELINE_ONLY: [&str; 23] = [
     "source",
     "capture",
     "poll-interval",
@@ -56,6 +56,7 @@ const PIPELINE_ONLY: [&str; 22] = [
     "uuid-column",
     "extended-json",
     "layout",
+    "mark",
     "delivery",
     "checkpoint",
     "checkpoint-interval",

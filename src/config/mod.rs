@@ -18,6 +18,7 @@ mod problem;
 mod process_options;
 pub mod reference;
 mod resolve;
+mod resolve_mark;
 mod resolve_poll;
 mod resolve_publisher;
 mod resolve_sink;
@@ -34,8 +35,8 @@ pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MongoSettings, MySqlSettings,
-    Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings, PublisherSettings,
+    Admin, Brokers, Capture, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MarkSettings, MongoSettings,
+    MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings, PublisherSettings,
     RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName,
     TopicCreation, WindowSettings,
 };

@@ -170,7 +170,8 @@ pub struct PipelineOptions {
 
     /// Column that plays a role of the layout, e.g. `key=customer_id`, or `key=/customer/id` inside a JSON payload; repeatable
     ///
-    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags. In the file: `column = { key = "customer_id" }`.
+    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags, and published (null until it was delivered).
+    /// In the file: `column = { key = "customer_id" }`.
     #[arg(long, env = "OUTBOXD_COLUMN", value_name = "ROLE=NAME", value_delimiter = ',', help_heading = "Routing")]
     #[serde(deserialize_with = "values::assignments")]
     pub column: Vec<Assignment>,
@@ -372,6 +373,13 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_WORKER_ID", value_name = "NAME", help_heading = "Polling")]
     pub worker_id: Option<String>,
 
+    /// Write back to the table which rows were delivered from the log: status, published_at and whatever the layout has for it
+    ///
+    /// In batches, behind the acknowledgements; the position is confirmed behind the marks, so that no delivered row stays
+    /// unmarked. It needs the layout's status columns and UPDATE on the table, or `--column published=COLUMN`.
+    #[arg(long, env = "OUTBOXD_MARK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Delivery")]
+    pub mark: Option<bool>,
+
     /// Promise made to consumers
     #[arg(
         long,
@@ -520,6 +528,7 @@ impl PipelineOptions {
             stuck_after: self.stuck_after.or(lower.stuck_after),
             max_groups: self.max_groups.or(lower.max_groups),
             worker_id: self.worker_id.or(lower.worker_id),
+            mark: self.mark.or(lower.mark),
             delivery: self.delivery.or(lower.delivery),
             checkpoint: self.checkpoint.or(lower.checkpoint),
             checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),

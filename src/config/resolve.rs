@@ -139,6 +139,10 @@ fn clashes(pipelines: &[PipelineSettings]) -> Vec<Problem> {
             if !matches!((&pipeline.capture, &earlier.capture), (Capture::Log, Capture::Log)) {
                 continue;
             }
+            if let Some(table) = pipeline.marked_like(earlier) {
+                let what = format!("marks the rows of {table} as {} does: a row can say it of one only", earlier.name);
+                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+            }
             let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source)
             else {
                 continue;
@@ -243,6 +247,7 @@ impl Resolver {
             let what = "a row's status tells of one publisher only: give it one, or use `capture = \"log\"`";
             self.problem("capture", what);
         }
+        let status = self.status(&said, source.as_ref(), capture.as_ref());
         let name = name.or_else(|| self.table.clone()).or(own_name).unwrap_or_default();
         let named = !publishers.is_empty();
         let publishers = self.publishers(&said, publishers, source.as_ref(), &name);
@@ -272,6 +277,8 @@ impl Resolver {
             route,
             kafka: kafka?,
             publishers: publishers.into_iter().collect::<Option<_>>()?,
+            status,
+            mark: said.mark.unwrap_or(false),
             checkpoint_interval,
             until_caught_up: said.until_caught_up.unwrap_or(false),
             no_standby: said.no_standby.unwrap_or(false),

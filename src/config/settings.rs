@@ -55,6 +55,10 @@ pub struct PipelineSettings {
     pub kafka: KafkaSettings,
     /// At least one; without tables of their own in the file, the one that is called as the pipeline is.
     pub publishers: Vec<PublisherSettings>,
+    /// How a row says that it was delivered, where the log is read and its table has columns for that.
+    pub status: Option<MarkSettings>,
+    /// Whether that is written.
+    pub mark: bool,
     pub checkpoint_interval: Duration,
     pub until_caught_up: bool,
     pub no_standby: bool,
@@ -67,6 +71,19 @@ impl PipelineSettings {
     pub fn is_lone(&self) -> bool {
         self.publishers.len() == 1 && self.publishers[0].name == self.name
     }
+
+    /// How delivered rows are marked, if they are.
+    pub fn marking(&self) -> Option<&MarkSettings> {
+        self.status.as_ref().filter(|_| self.mark)
+    }
+}
+
+/// The columns by which a row says that it was delivered.
+#[derive(Clone, Debug)]
+pub struct MarkSettings {
+    pub scheme: &'static Polling,
+    /// How often a row may fail before nobody tries it again.
+    pub most: u32,
 }
 
 /// A place that takes events of the pipeline, and which ones.

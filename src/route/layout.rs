@@ -18,10 +18,12 @@ pub enum Role {
     Partition,
     /// What events are selected by.
     Tags,
+    /// When it was delivered; null before.
+    Published,
 }
 
 impl Role {
-    pub const ALL: [(&'static str, Role); 10] = [
+    pub const ALL: [(&'static str, Role); 11] = [
         ("id", Role::Id),
         ("key", Role::Key),
         ("topic", Role::Topic),
@@ -32,6 +34,7 @@ impl Role {
         ("version", Role::Version),
         ("partition", Role::Partition),
         ("tags", Role::Tags),
+        ("published", Role::Published),
     ];
 
     pub fn named(name: &str) -> Option<Role> {

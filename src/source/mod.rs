@@ -1,6 +1,7 @@
 //! Where events come from. A source is two halves, so that confirming a position and answering the server's
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
+pub mod mark;
 pub mod mongodb;
 pub mod mysql;
 pub mod notes;
@@ -72,6 +73,7 @@ pub struct SourceStats {
     /// Who keeps committed rows from being read.
     held_back_by: Mutex<Option<String>>,
     ignored: [AtomicU64; 3],
+    pub marking: mark::MarkStats,
 }
 
 /// Changes of outbox tables that are not events.
@@ -220,6 +222,15 @@ pub async fn open(
 
 /// Looks at everything that a run needs of the source, and changes nothing.
 pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
+    let mut findings = capture_preflight(settings, projection).await;
+    if let Some(how) = settings.marking() {
+        let more = Box::pin(mark::preflight(settings, how, &findings)).await;
+        findings.extend(more);
+    }
+    findings
+}
+
+async fn capture_preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     if let Capture::Poll(polling) = &settings.capture {
         return Box::pin(poll::preflight(polling, settings, projection)).await;
     }

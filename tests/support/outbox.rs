@@ -174,6 +174,48 @@ impl Outbox {
         self.execute(&format!("CREATE TABLE outbox ({columns})")).await;
     }
 
+    /// Gives the outbox what marking needs, and nothing that polling needs besides.
+    pub async fn add_status(&self) {
+        let moment = if self.source.is_postgres() { "timestamptz" } else { "DATETIME(6)" };
+        let columns = [
+            "status VARCHAR(20) NOT NULL DEFAULT 'pending'",
+            "attempts INT NOT NULL DEFAULT 0",
+            "last_error TEXT",
+            &format!("published_at {moment}"),
+        ];
+        if self.source != Source::MongoDb {
+            let added: Vec<_> = columns.iter().map(|column| format!("ADD COLUMN {column}")).collect();
+            self.execute(&format!("ALTER TABLE outbox {}", added.join(", "))).await;
+        }
+    }
+
+    /// How many rows of the outbox say that they were delivered, and how many do not.
+    pub async fn marked(&self) -> (usize, usize) {
+        if let Kind::MongoDb(database) = &self.database {
+            let count = async |filter| {
+                let counted = database.collection("outbox").count_documents(filter).await;
+                counted.expect("documents are counted") as usize
+            };
+            let marked = count(doc! { "status": "published", "published_at": { "$type": "date" } }).await;
+            return (marked, count(doc! {}).await - marked);
+        }
+        let marked = "status = 'published' AND published_at IS NOT NULL";
+        let query = format!("SELECT concat(sum(CASE WHEN {marked} THEN 1 ELSE 0 END), ' ', count(*)) FROM outbox");
+        let counted = self.text(&query).await.expect("a count");
+        let (marked, all) = counted.split_once(' ').expect("two numbers");
+        let number = |text: &str| text.parse::<usize>().unwrap_or(0);
+        (number(marked), number(all) - number(marked))
+    }
+
+    /// Waits until every row of the outbox says that it was delivered.
+    pub async fn until_all_marked(&self, within: Duration) {
+        eventually(within, "every row is marked", async || {
+            let (marked, unmarked) = self.marked().await;
+            (marked > 0 && unmarked == 0).then_some(())
+        })
+        .await;
+    }
+
     async fn with_busy(source: Source, database: Kind) -> Self {
         let outbox = Outbox { source, database };
         match &outbox.database {

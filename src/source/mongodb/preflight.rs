@@ -145,7 +145,7 @@ async fn checkpoint_rights(report: &mut Report, connection: &Connection, setting
     Some(())
 }
 
-fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) -> bool {
+pub(in crate::source) fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) -> bool {
     privileges.iter().filter_map(Bson::as_document).any(|privilege| {
         let resource = privilege.get_document("resource").ok();
         let matches = |name: &str, wanted: &str| {

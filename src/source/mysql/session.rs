@@ -88,6 +88,8 @@ pub struct Session {
     pub version: (u16, u16, u16),
     /// Rows of the last query that were not read yet.
     reading: bool,
+    /// Rows that the last statement changed.
+    affected: u64,
 }
 
 impl Session {
@@ -119,7 +121,7 @@ impl Session {
         let number = said.strip_prefix("5.5.5-").unwrap_or(&said);
         let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
         let mut part = || parts.next().unwrap_or(0);
-        Session { version: (part(), part(), part()), wire, flavor, reading: false }
+        Session { version: (part(), part(), part()), wire, flavor, reading: false, affected: 0 }
     }
 
     pub fn host(&self) -> &Host {
@@ -173,6 +175,11 @@ impl Session {
         Ok(rows)
     }
 
+    /// How many rows the last statement changed.
+    pub fn affected(&self) -> u64 {
+        self.affected
+    }
+
     /// Runs a statement that need not be text, and whose rows do not matter, with the server's own error.
     pub async fn try_execute(&mut self, statement: &[u8]) -> Result<(), WireError> {
         if self.begin(statement).await? {
@@ -206,6 +213,7 @@ impl Session {
         self.wire.command(&command).await?;
         let head = self.wire.read().await?;
         if head.first() == Some(&0) {
+            self.affected = Input(&head[1..]).lenenc("the number of rows").unwrap_or(0);
             return Ok(false);
         }
         let columns = Input(&head).lenenc("the number of columns").map_err(|_| malformed())?;

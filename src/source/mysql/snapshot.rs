@@ -118,7 +118,7 @@ impl SnapshotReader {
 pub(crate) fn set_field(chunk: &mut Chunk, slot: usize, want: Want, value: Option<&[u8]>, as_uuid: bool) {
     match (want, value) {
         (_, None) => chunk.set_field(slot, Field::Null),
-        (Want::Text, Some(bytes)) => chunk.render_field(slot, |out| {
+        (Want::Text | Want::Key, Some(bytes)) => chunk.render_field(slot, |out| {
             if !as_uuid || render_uuid(bytes, out).is_err() {
                 out.extend_from_slice(bytes);
             }
@@ -152,7 +152,7 @@ async fn own_place(session: &mut Session) -> Result<BinlogPosition, SourceFailur
 /// The wanted columns, in the order of the layout's timestamp where it has one; a moment as its microseconds.
 fn select(table: &CatalogTable, columns: &[(usize, &str, Want)]) -> String {
     let wanted = columns.iter().map(|(_, name, want)| match want {
-        Want::Text => quote(name),
+        Want::Text | Want::Key => quote(name),
         Want::Time => format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', {})", quote(name)),
     });
     let wanted: Vec<_> = wanted.collect();

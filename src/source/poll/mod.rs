@@ -16,12 +16,12 @@
 
 pub mod keeper;
 pub mod ledger;
-mod mongodb;
-mod mysql;
+pub(in crate::source) mod mongodb;
+pub(in crate::source) mod mysql;
 pub mod positions;
 pub mod postgres;
 pub mod progress;
-mod view;
+pub(in crate::source) mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -15,7 +15,7 @@ use super::view::{MOST_KEYS, View, by_version, code};
 use super::{Ask, Waits};
 use crate::config::MongoSettings;
 use crate::event::{Chunk, Projection};
-use crate::route::polling::{Set, Sets, Test, Tests};
+use crate::route::polling::{Set, Sets, Test};
 use crate::source::mongodb::documents::Documents;
 use crate::source::mongodb::lease::{self, Lease, POLLING_TERM, RENEWAL, Renewed, Taking, Validity};
 use crate::source::mongodb::server::{self, Connection};
@@ -28,9 +28,9 @@ const CLAIM: &str = "outboxd_claim";
 
 #[derive(Clone)]
 pub struct MongoStore {
-    connection: Connection,
-    view: Arc<View>,
-    collections: Vec<Collection<RawDocumentBuf>>,
+    pub connection: Connection,
+    pub view: Arc<View>,
+    pub collections: Vec<Collection<RawDocumentBuf>>,
     documents: Arc<Documents>,
     lease: Option<Arc<Lease>>,
     holder: String,
@@ -238,7 +238,7 @@ impl MongoStore {
         Some(doc! { key: { "$nin": keys } })
     }
 
-    fn tests(&self, tests: Tests) -> Document {
+    pub(in crate::source) fn tests(&self, tests: &[(&str, Test)]) -> Document {
         let mut filter = Document::new();
         let mut also = Vec::new();
         for (column, test) in tests {
@@ -252,6 +252,12 @@ impl MongoStore {
                 }
                 Test::IsNull => {
                     filter.insert(field, Bson::Null);
+                }
+                Test::NoneOf(texts) => {
+                    filter.insert(field, doc! { "$nin": texts.to_vec() });
+                }
+                Test::NotNumber(number) => {
+                    filter.insert(field, doc! { "$ne": *number });
                 }
                 Test::BelowMost => also.push(match self.view.scheme.own_most {
                     Some(own) => {
@@ -274,7 +280,7 @@ impl MongoStore {
     }
 
     /// What is set, as an aggregation writes it; `refused` are the documents with their reasons and pauses.
-    fn sets(&self, sets: Sets, refused: &[Refused<'_>]) -> Document {
+    pub(in crate::source) fn sets(&self, sets: Sets, refused: &[Refused<'_>]) -> Document {
         let by_document = |values: Vec<Bson>| {
             let ids: Vec<_> = refused.iter().map(|row| read(row.id)).collect();
             doc! { "$arrayElemAt": [{ "$literal": values }, { "$indexOfArray": [{ "$literal": ids }, "$_id"] }] }
@@ -290,6 +296,14 @@ impl MongoStore {
                 Set::Worker => doc! { "$literal": &self.view.worker }.into(),
                 Set::LeaseEnd => doc! { "$add": ["$$NOW", self.view.lease.as_millis() as i64] }.into(),
                 Set::OneMore => doc! { "$add": [{ "$ifNull": [format!("${field}"), 0] }, 1] }.into(),
+                Set::AllTries => {
+                    let most = Bson::from(self.view.most);
+                    let most = match self.view.scheme.own_most {
+                        Some(own) => doc! { "$ifNull": [format!("${}", self.view.name(own)), most] }.into(),
+                        None => most,
+                    };
+                    doc! { "$max": [{ "$add": [{ "$ifNull": [format!("${field}"), 0] }, 1] }, most] }.into()
+                }
                 Set::Why => by_document(refused.iter().map(|row| row.why.into()).collect()).into(),
                 Set::Code => by_document(refused.iter().map(|row| code(row.why).into()).collect()).into(),
                 Set::NextTry => {
@@ -398,7 +412,7 @@ impl MongoStore {
 
 /// Documents are found by their ids: an index of the status would do for the first of them, and is then gone through to its
 /// end.
-fn by_id() -> Hint {
+pub(in crate::source) fn by_id() -> Hint {
     Hint::Keys(doc! { "_id": 1 })
 }
 
@@ -420,7 +434,7 @@ fn id_of(document: &RawDocumentBuf) -> Option<Bson> {
 }
 
 /// An id as a text that can be read again, whatever its type.
-fn written(id: &Bson) -> String {
+pub(in crate::source) fn written(id: &Bson) -> String {
     match id {
         Bson::String(text) => format!("s{text}"),
         Bson::ObjectId(id) => format!("o{id}"),
@@ -433,7 +447,7 @@ fn written(id: &Bson) -> String {
     }
 }
 
-fn read(text: &str) -> Bson {
+pub(in crate::source) fn read(text: &str) -> Bson {
     let binary = |hex: &str| {
         let bytes = (0..hex.len() / 2).map(|at| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok());
         let document = RawDocumentBuf::from_bytes(bytes.collect::<Option<Vec<u8>>>()?).ok()?;

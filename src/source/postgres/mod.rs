@@ -237,6 +237,7 @@ pub async fn open(
         memory: memory.clone(),
         stall_timeout,
         address,
+        marking: of.mark,
     });
     let confirmer = Confirmer { progress, memory: memory.clone(), feedback, finish_keeper: Some(finish_keeper) };
     let caught_up_at = Position::Postgres(Lsn(memory.caught_up_at.load(Ordering::Acquire)).max(start));

@@ -80,6 +80,8 @@ pub struct Reader {
     memory: Arc<Memory>,
     stall_timeout: Duration,
     address: String,
+    /// Whether rows are marked, for which their transactions must be known.
+    marking: bool,
 }
 
 /// Tells a backlog from single commits by what the last moment brought. Reads count as well as bytes: a reader that
@@ -137,6 +139,7 @@ pub struct Parts {
     pub memory: Arc<Memory>,
     pub stall_timeout: Duration,
     pub address: String,
+    pub marking: bool,
 }
 
 /// Why decoding stopped.
@@ -172,6 +175,7 @@ impl Reader {
             memory: parts.memory,
             stall_timeout: parts.stall_timeout,
             address: parts.address,
+            marking: parts.marking,
         }
     }
 
@@ -480,6 +484,9 @@ impl Reader {
         if !transaction.listed {
             transaction.listed = true;
             let begin = transaction.begin;
+            if self.marking {
+                chunk.transaction_ids.push(begin.xid);
+            }
             chunk.begin_commit(Commit { id: CommitId::Postgres(begin.final_lsn), committed_at: begin.commit_time });
         }
         Ok(())

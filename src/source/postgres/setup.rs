@@ -241,8 +241,8 @@ fn create_schema(schema: &str) -> Step {
     Step::new(format!("schema {schema}"), format!("CREATE SCHEMA IF NOT EXISTS {}", quote(schema)))
 }
 
-fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
-    let template = match wanted.of.route.layout.as_str() {
+fn template(layout: &str) -> &'static str {
+    match layout {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         "message-group" => MESSAGE_GROUP,
@@ -250,7 +250,17 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
         "occurred-on" => OCCURRED_ON,
         "produce-receive" => PRODUCE_RECEIVE,
         _ => NATIVE,
-    };
+    }
+}
+
+/// How a status column of a layout is defined.
+pub(crate) fn status_column(layout: &str, column: &str) -> Option<String> {
+    let own = if layout == "native" { NATIVE_STATUS } else { template(layout) };
+    schema::definition(own, column)
+}
+
+fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
+    let template = template(&wanted.of.route.layout);
     let sql = schema::fill(template, |name| match name {
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),

@@ -22,6 +22,8 @@ mod event_of_many_packets;
 mod huge_transaction;
 mod idle_outbox;
 mod killed_relay;
+mod marking;
+mod marking_trouble;
 mod polling;
 mod polling_trouble;
 mod produce_receive;
