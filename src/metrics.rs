@@ -96,6 +96,7 @@ pub struct Metrics {
     mark_statements: Family<PipelineLabel, Counter>,
     mark_failures: Family<PipelineLabel, Counter>,
     unmarked: Family<PipelineLabel, Gauge>,
+    backfilled: Family<PipelineLabel, Counter>,
     unmatched: Family<PipelineLabel, Counter>,
     ignored: Family<OpLabel, Counter>,
     lag_bytes: Family<PipelineLabel, Gauge>,
@@ -133,6 +134,7 @@ impl Default for Metrics {
             mark_statements: Family::default(),
             mark_failures: Family::default(),
             unmarked: Family::default(),
+            backfilled: Family::default(),
             unmatched: Family::default(),
             ignored: Family::default(),
             lag_bytes: Family::default(),
@@ -156,6 +158,7 @@ impl Default for Metrics {
             ("marked_rows", "Rows that were marked as delivered, or as failed, behind the watermark", &metrics.marked),
             ("mark_statements", "Statements that this took", &metrics.mark_statements),
             ("mark_failures", "Times that rows could not be marked yet", &metrics.mark_failures),
+            ("backfilled_rows", "Rows delivered from the table after a lost position", &metrics.backfilled),
             ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
         ];
         for (name, help, family) in counters {
@@ -257,6 +260,8 @@ impl Metrics {
             let polls = self.polls.get_or_create(&label);
             polls.inc_by(status.source.polls().saturating_sub(polls.get()));
         }
+        let backfilled = self.backfilled.get_or_create(&label);
+        backfilled.inc_by(status.source.gap.rows().saturating_sub(backfilled.get()));
         if let Some(marking) = &snapshot.marking {
             let counters = [
                 (&self.marked, marking.rows),

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNotes, Standing};
-use crate::config::{Capture, PipelineSettings, PublisherSettings};
+use crate::config::{Capture, OnLostPosition, PipelineSettings, PublisherSettings};
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
 use crate::marks::Marks;
@@ -21,6 +21,7 @@ use crate::relay::{Ended, Relay};
 use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
 use crate::sink::{Owner, Sink};
+use crate::source::backfill;
 use crate::source::mark::Marker;
 use crate::source::notes::NoteBook;
 use crate::source::{self, Opened, SourceFailure};
@@ -43,6 +44,8 @@ impl Stop {
     }
 }
 
+/// How often in a row a position may be lost while it is being read, before the server is taken at its word.
+const MOST_LOSSES: u32 = 3;
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -65,8 +68,11 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
     let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
     let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
     let source_memory = source::Memory::new(settings);
+    if let Some((what, _)) = backfill::foresee(settings) {
+        tracing::warn!(pipeline = settings.name, "{what}");
+    }
     let mut backoff = FIRST_BACKOFF;
-    let mut again = 0u32;
+    let (mut again, mut losses) = (0u32, 0);
     loop {
         status.enter(State::Starting);
         let events_before = status.events();
@@ -80,13 +86,19 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
         };
         let generation = parts.generation(&mut routes, stop);
         let failure = match generation.await {
+            // Whether the table can make up for it is found out when the source is opened again.
+            Ok(Ended::Lost(halt)) if losses < MOST_LOSSES => {
+                losses += 1;
+                Failure::Again { what: halt.what }
+            }
+            Ok(Ended::Lost(halt)) => return Err(halt),
             Ok(Ended::Anew) => continue,
             Ok(Ended::LetGo(report)) => return Err(let_go(settings, report).await),
             Ok(Ended::Stopped | Ended::CaughtUp) => return Ok(()),
             Err(failure) => failure,
         };
         if status.events() > events_before {
-            (backoff, again) = (FIRST_BACKOFF, 0);
+            (backoff, again, losses) = (FIRST_BACKOFF, 0, 0);
         }
         let pause = match failure {
             Failure::Halt(halt) => return Err(halt),
@@ -250,7 +262,8 @@ impl Parts<'_> {
                 memory.forgive();
             }
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
-            let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed && !by_table);
+            let of_this_life = note.state != Standing::Failed && !by_table && !source.begun;
+            let remembered = memory.passed(&source.lineage).filter(|_| of_this_life);
             let further = match (noted, remembered) {
                 (Some(noted), Some(remembered)) if noted.covers(&remembered) => Some(noted),
                 (noted, remembered) => remembered.or(noted),
@@ -332,7 +345,14 @@ impl Parts<'_> {
             until_caught_up: settings.until_caught_up,
             shutdown_timeout: settings.shutdown_timeout,
         };
-        relay.run(stop).await
+        match relay.run(stop).await {
+            Err(Failure::Halt(halt))
+                if halt.code == ExitCode::PositionLost && settings.on_lost_position == OnLostPosition::Backfill =>
+            {
+                Ok(Ended::Lost(halt))
+            }
+            ended => ended,
+        }
     }
 
     fn prepare(&self, at: usize, bells: &Bells) -> Prepared {

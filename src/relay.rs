@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::event::Chunk;
-use crate::failure::{ExitCode, Failure};
+use crate::failure::{ExitCode, Failure, Halt};
 use crate::marks::{Marks, Passed};
 use crate::pipeline::Stop;
 use crate::position::Position;
@@ -31,7 +31,7 @@ use crate::status::{PipelineStatus, State};
 use crate::warden::Warden;
 
 /// Why a generation ended without failing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Ended {
     Stopped,
     CaughtUp,
@@ -39,6 +39,8 @@ pub enum Ended {
     Anew,
     /// Every publisher's position was let go; this is the gap report.
     LetGo(String),
+    /// The log no longer has what follows, and the table may make up for it.
+    Lost(Halt),
 }
 
 /// How long the others are drained for when a publisher takes part again.
@@ -64,11 +66,11 @@ impl Relay<'_> {
     pub async fn run(self, stop: &Stop) -> Result<Ended, Failure> {
         let Relay { source, mut publishers, marking, mut warden, progress, status, until_caught_up, shutdown_timeout } =
             self;
-        let Opened { mut reader, confirmer, start, caught_up_at, mut alarm, .. } = source;
+        let Opened { mut reader, confirmer, start, caught_up_at, table_first, mut alarm, .. } = source;
         let accounts: Vec<_> = publishers.iter().map(|publisher| publisher.account.clone()).collect();
         let (marks, mut marker) = marking.map(|(marks, marker)| (marks, AtWork::start(marker))).unzip();
         let marks = marks.as_deref();
-        let follower = Follower { accounts: &accounts, confirmer: &confirmer, marks, status };
+        let follower = Follower { accounts: &accounts, confirmer: &confirmer, marks, table_first, status };
         let target = until_caught_up.then_some(&caught_up_at);
         let ended = {
             let mut pump = Pump { publishers: &mut publishers, matched: Vec::new(), marks, status };
@@ -186,6 +188,8 @@ struct Follower<'a> {
     accounts: &'a [Arc<Account>],
     confirmer: &'a Confirmer,
     marks: Option<&'a Marks>,
+    /// Nothing is reached before rows of the table are delivered, wherever the log is.
+    table_first: bool,
     status: &'a PipelineStatus,
 }
 
@@ -197,7 +201,7 @@ impl Follower<'_> {
         // Whoever is paused does not keep the others from having caught up; whoever is to be tried again does.
         let counts = |account: &Account| !matches!(account.status.state(), State::Paused | State::Failed);
         let nobody = !self.accounts.iter().any(|account| counts(account));
-        if reached(&start) || (nobody && target.is_some()) {
+        if (reached(&start) && !self.table_first) || (nobody && target.is_some()) {
             return Ended::CaughtUp;
         }
         loop {

@@ -13,6 +13,7 @@ use crate::event::{Chunk, Micros};
 use crate::metrics::{PipelineMetrics, PublisherMetrics};
 use crate::position::Position;
 use crate::source::SourceStats;
+use crate::source::backfill::Gap;
 use crate::source::mark::Marking;
 
 /// What a pipeline or a publisher is doing.
@@ -263,6 +264,8 @@ pub struct Snapshot {
     pub held_back_by: Option<String>,
     /// `None` where delivered rows are not marked.
     pub marking: Option<Marking>,
+    /// What became of a position that was lost.
+    pub gap: Option<Gap>,
     pub events: u64,
     pub unmatched: u64,
     pub dead_letters: u64,
@@ -383,7 +386,8 @@ impl PipelineStatus {
         let lone = publishers.len() == 1 && publishers[0].name == self.name;
         let leads = matches!(told.state, State::Streaming | State::Paused);
         let marking = self.source.marking.told();
-        let last_error = told.last_error.clone().or_else(|| marking.as_ref().and_then(|marking| marking.trouble.clone()));
+        let last_error =
+            told.last_error.clone().or_else(|| marking.as_ref().and_then(|marking| marking.trouble.clone()));
         Snapshot {
             name: self.name.clone(),
             state: told.state,
@@ -398,6 +402,7 @@ impl PipelineStatus {
             depth: self.source.depth(),
             held_back_by: self.source.held_back_by(),
             marking,
+            gap: self.source.gap.told(),
             events: publishers.iter().map(|one| one.events).sum(),
             unmatched: self.metrics.unmatched.get(),
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),

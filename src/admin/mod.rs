@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
+use crate::source::backfill::Gap;
 use crate::source::mark::Marking;
 use crate::status::{PipelineStatus, PublisherSnapshot, Snapshot, State};
 pub use orders::Guard;
@@ -132,6 +133,9 @@ struct PipelinePage {
     /// Where delivered rows are marked.
     #[serde(skip_serializing_if = "Option::is_none")]
     marking: Option<MarkingPage>,
+    /// A position that was lost, and what was done about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gap: Option<GapPage>,
     in_flight: usize,
     events: u64,
     unmatched: u64,
@@ -154,6 +158,23 @@ struct MarkingPage {
 impl From<Marking> for MarkingPage {
     fn from(one: Marking) -> Self {
         MarkingPage { rows: one.rows, statements: one.statements, waiting: one.waiting, last_error: one.trouble }
+    }
+}
+
+#[derive(Serialize)]
+struct GapPage {
+    lost: String,
+    /// Where the log goes on.
+    position: String,
+    /// Delivered from the table.
+    rows: u64,
+    state: &'static str,
+}
+
+impl From<Gap> for GapPage {
+    fn from(one: Gap) -> Self {
+        let state = if one.done { "done" } else { "backfill" };
+        GapPage { lost: one.lost, position: one.position, rows: one.rows, state }
     }
 }
 
@@ -201,6 +222,7 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             outbox_depth: one.depth,
             held_back_by: one.held_back_by,
             marking: one.marking.map(MarkingPage::from),
+            gap: one.gap.map(GapPage::from),
             in_flight: one.in_flight,
             events: one.events,
             unmatched: one.unmatched,

@@ -41,7 +41,7 @@ pub struct PublisherTable {
 }
 
 /// What is about the whole pipeline, however many publishers it has.
-const PIPELINE_ONLY: [&str; 23] = [
+const PIPELINE_ONLY: [&str; 24] = [
     "source",
     "capture",
     "poll-interval",
@@ -57,6 +57,7 @@ const PIPELINE_ONLY: [&str; 23] = [
     "extended-json",
     "layout",
     "mark",
+    "on-lost-position",
     "delivery",
     "checkpoint",
     "checkpoint-interval",

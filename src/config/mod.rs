@@ -30,15 +30,17 @@ mod values;
 
 pub use file::{FileOptions, PipelineTable, PublisherTable, parse};
 pub use kafka_options::{KafkaOption, OptionValue};
-pub use options::{ExtendedJson, HttpBody, Isolation, LogFormat, PipelineOptions, ProcessOptions, Snapshot};
+pub use options::{
+    ExtendedJson, HttpBody, Isolation, LogFormat, OnLostPosition, PipelineOptions, ProcessOptions, Snapshot,
+};
 pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
     Admin, Brokers, Capture, CheckpointPlace, DeadLetter, HttpSettings, KafkaSettings, MarkSettings, MongoSettings,
-    MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings, PublisherSettings,
-    RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start, TableName,
-    TopicCreation, WindowSettings,
+    MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings,
+    PublisherSettings, RabbitSettings, RouteSettings, SelectionSettings, Settings, SinkSettings, SourceSettings, Start,
+    TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -39,6 +39,16 @@ pub enum Snapshot {
     Existing,
 }
 
+/// What is done when the log no longer has what was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLostPosition {
+    /// The pipeline ends with exit 4 and a gap report
+    Exit,
+    /// A new position is made, and what the table has not marked is delivered from there first
+    Backfill,
+}
+
 /// How MongoDB's documents are written as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -143,6 +153,20 @@ pub struct PipelineOptions {
     /// Where the log is entered when no position is stored: now, earliest, or a position as `status` prints it
     #[arg(long, env = "OUTBOXD_START", value_name = "POSITION", default_value = "now", help_heading = "Source")]
     pub start: Option<String>,
+
+    /// What to do when the position is lost: a slot dropped or invalidated, a binary log purged, a resume token too old
+    ///
+    /// `backfill` makes a new position, delivers from the table what is not marked as delivered, and goes on with the log. It
+    /// needs --mark, or an application that writes the layout's status itself; without that it is exit 4 as well.
+    #[arg(
+        long,
+        env = "OUTBOXD_ON_LOST_POSITION",
+        value_enum,
+        value_name = "WHAT",
+        default_value = "exit",
+        help_heading = "Source"
+    )]
+    pub on_lost_position: Option<OnLostPosition>,
 
     /// Id of outboxd among the replicas of a MySQL or MariaDB server [default: random]
     #[arg(long, env = "OUTBOXD_SERVER_ID", value_name = "ID", help_heading = "Source")]
@@ -489,6 +513,7 @@ impl PipelineOptions {
             message_prefix: list(self.message_prefix, lower.message_prefix),
             snapshot: self.snapshot.or(lower.snapshot),
             start: self.start.or(lower.start),
+            on_lost_position: self.on_lost_position.or(lower.on_lost_position),
             server_id: self.server_id.or(lower.server_id),
             uuid_column: list(self.uuid_column, lower.uuid_column),
             extended_json: self.extended_json.or(lower.extended_json),

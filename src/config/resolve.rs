@@ -6,7 +6,7 @@
 
 use super::file::{self, FileOptions, PipelineTable, PublisherTable};
 use super::kafka_options::{self, Guard, OptionValue};
-use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
+use super::options::{ExtendedJson, LAYOUTS, OnLostPosition, PipelineOptions, ProcessOptions, Snapshot};
 use super::problem::{ConfigError, Problem, nearest};
 use super::resolve_publisher::Layer;
 use super::resolve_source::SourceOptions;
@@ -279,6 +279,7 @@ impl Resolver {
             publishers: publishers.into_iter().collect::<Option<_>>()?,
             status,
             mark: said.mark.unwrap_or(false),
+            on_lost_position: said.on_lost_position.unwrap_or(OnLostPosition::Exit),
             checkpoint_interval,
             until_caught_up: said.until_caught_up.unwrap_or(false),
             no_standby: said.no_standby.unwrap_or(false),

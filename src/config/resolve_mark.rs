@@ -1,6 +1,6 @@
 //! What was said of rows that were delivered: how their table says so, and whether that is written.
 
-use super::options::PipelineOptions;
+use super::options::{OnLostPosition, PipelineOptions};
 use super::resolve::Resolver;
 use super::settings::{Capture, MarkSettings, PipelineSettings, SourceSettings, TableName};
 use crate::route::layout::Layout;
@@ -28,6 +28,10 @@ impl Resolver {
         if chosen("published").is_some_and(|column| column.starts_with('/')) {
             self.problem("column", "published: a column is set when a row was delivered, and a payload is not");
             return None;
+        }
+        let polled = matches!(capture, Some(Capture::Poll(_) | Capture::Positions(_)));
+        if polled && said.on_lost_position == Some(OnLostPosition::Backfill) {
+            self.problem("on-lost-position", "polling has no position that could be lost: leave it out");
         }
         if said.mark != Some(true) {
             return status.filter(|_| matches!(capture, Some(Capture::Log)));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::kafka_options::KafkaOption;
-use super::options::{ExtendedJson, HttpBody, LogFormat, Snapshot};
+use super::options::{ExtendedJson, HttpBody, LogFormat, OnLostPosition, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
@@ -59,6 +59,7 @@ pub struct PipelineSettings {
     pub status: Option<MarkSettings>,
     /// Whether that is written.
     pub mark: bool,
+    pub on_lost_position: OnLostPosition,
     pub checkpoint_interval: Duration,
     pub until_caught_up: bool,
     pub no_standby: bool,

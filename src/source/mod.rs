@@ -1,6 +1,7 @@
 //! Where events come from. A source is two halves, so that confirming a position and answering the server's
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
+pub mod backfill;
 pub mod mark;
 pub mod mongodb;
 pub mod mysql;
@@ -20,7 +21,7 @@ use tokio::task::JoinHandle;
 use crate::config::{Capture, PipelineSettings, SourceSettings};
 use crate::event::{Chunk, Projection};
 use crate::position::Position;
-use crate::preflight::Finding;
+use crate::preflight::{Finding, Verdict};
 use poll::Room;
 use poll::ledger::Ledger;
 
@@ -74,6 +75,8 @@ pub struct SourceStats {
     held_back_by: Mutex<Option<String>>,
     ignored: [AtomicU64; 3],
     pub marking: mark::MarkStats,
+    /// What became of a position that was lost.
+    pub gap: backfill::GapStats,
 }
 
 /// Changes of outbox tables that are not events.
@@ -156,8 +159,10 @@ pub struct Opened {
     pub reaches: Position,
     /// The history that positions are of: one noted in another says nothing here.
     pub lineage: String,
-    /// No position was stored, so that none that was noted is of this life.
+    /// No position was stored, or the one that was is lost, so that none that was noted is of this life.
     pub begun: bool,
+    /// Rows of the table come before the log.
+    pub table_first: bool,
     /// Ends when the source must be let go at once, though reading may still look fine.
     pub alarm: JoinHandle<Result<(), SourceFailure>>,
 }
@@ -223,6 +228,9 @@ pub async fn open(
 /// Looks at everything that a run needs of the source, and changes nothing.
 pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     let mut findings = capture_preflight(settings, projection).await;
+    if let Some((what, remedy)) = backfill::foresee(settings) {
+        findings.push(Finding { check: "backfill", verdict: Verdict::Warn, what, remedy });
+    }
     if let Some(how) = settings.marking() {
         let more = Box::pin(mark::preflight(settings, how, &findings)).await;
         findings.extend(more);
@@ -239,12 +247,8 @@ async fn capture_preflight(settings: &PipelineSettings, projection: &Projection)
     }
     match &settings.source {
         SourceSettings::Postgres(source) => postgres::preflight::preflight(source, settings, projection).await,
-        SourceSettings::MySql(source) => {
-            mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
-        }
-        SourceSettings::Mongo(source) => {
-            Box::pin(mongodb::preflight::preflight(source, &settings.name, &settings.kafka)).await
-        }
+        SourceSettings::MySql(source) => mysql::preflight::preflight(source, settings, projection).await,
+        SourceSettings::Mongo(source) => Box::pin(mongodb::preflight::preflight(source, settings)).await,
     }
 }
 

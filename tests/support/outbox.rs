@@ -88,6 +88,33 @@ impl PrivateServer {
         }
     }
 
+    /// One whose log can be lost.
+    pub async fn forgetful(source: Source) -> Self {
+        match source {
+            Source::MongoDb => PrivateServer::MongoDb(PrivateMongo::start(1, PrivateMongo::FORGETFUL).await),
+            _ => Self::start(source).await,
+        }
+    }
+
+    /// Makes the log forget what no relay has confirmed.
+    pub async fn lose(&self, outbox: &Outbox) {
+        match (self, &outbox.database) {
+            (_, Kind::Postgres(database)) => {
+                let slot = database.slot();
+                eventually(PATIENCE, "the slot is dropped", async || {
+                    let ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active_pid IS NOT NULL";
+                    database.text(ended).await;
+                    let dropped = format!("SELECT pg_drop_replication_slot('{slot}')");
+                    database.sql.batch_execute(&dropped).await.ok()
+                })
+                .await;
+            }
+            (_, Kind::MySql(database)) => database.purge_all_but_the_last().await,
+            (PrivateServer::MongoDb(server), _) => server.forget_history().await,
+            _ => panic!("the outbox is not on this server"),
+        }
+    }
+
     pub fn url(&self) -> String {
         match self {
             PrivateServer::Postgres(server) => server.url(),

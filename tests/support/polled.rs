@@ -44,6 +44,7 @@ impl Form {
         match how {
             How::Polled => flags.extend(["--capture", "poll"]),
             How::Marked => flags.push("--mark"),
+            How::Read => {}
         }
         if self == Form::OccurredOn {
             flags.extend(["--column", "key=/key"]);
@@ -59,6 +60,8 @@ enum How {
     Polled,
     /// Whoever delivers it from the log.
     Marked,
+    /// Nobody who delivers it.
+    Read,
 }
 
 /// A database with a table of a layout, made by `init`.
@@ -86,6 +89,11 @@ impl Polled {
     /// On a private server.
     pub async fn marked_at(source: Source, server_url: &str, form: Form) -> Self {
         Self::made(Outbox::create_at(source, server_url).await, form, How::Marked, &[]).await
+    }
+
+    /// On a private server, whose rows are read from the log and left as they are.
+    pub async fn read_at(source: Source, server_url: &str, form: Form) -> Self {
+        Self::made(Outbox::create_at(source, server_url).await, form, How::Read, &[]).await
     }
 
     async fn made(outbox: Outbox, form: Form, how: How, more: &[&str]) -> Self {

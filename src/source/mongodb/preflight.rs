@@ -11,22 +11,22 @@ use super::judge;
 use super::lease;
 use super::server::{self, Connection, Server};
 use super::watch_of;
-use crate::config::{CheckpointPlace, KafkaSettings, MongoSettings};
+use crate::config::{CheckpointPlace, MongoSettings, PipelineSettings};
 use crate::preflight::{Finding, Report};
-use crate::source::SourceFailure;
+use crate::source::{SourceFailure, backfill};
 
 /// An oplog that reaches back less than this is lost over a bad night.
 const SHORT_WINDOW_HOURS: u32 = 24;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Vec<Finding> {
+pub async fn preflight(settings: &MongoSettings, of: &PipelineSettings) -> Vec<Finding> {
     let mut report = Report::default();
     // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, kafka).await;
+    let _ = look(&mut report, settings, of).await;
     report.into_findings()
 }
 
-async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Option<()> {
+async fn look(report: &mut Report, settings: &MongoSettings, of: &PipelineSettings) -> Option<()> {
     let connection = report.told("connection", server::connect(settings).await)?;
     let server = report.told("connection", Server::ask(&connection).await)?;
     report.ok("connection", format!("{} answers: MongoDB {}", server.address, server.version_text()));
@@ -57,7 +57,7 @@ async fn look(report: &mut Report, settings: &MongoSettings, pipeline: &str, kaf
         report.ok("change-stream", format!("{} can be watched", watch.scope));
     }
     window(report, &connection).await;
-    position(report, &connection, &server, &watch, settings, pipeline, kafka).await
+    position(report, &connection, &server, &watch, settings, of).await
 }
 
 async fn compatibility(report: &mut Report, connection: &Connection) {
@@ -204,10 +204,10 @@ async fn position(
     server: &Server,
     watch: &Watch,
     settings: &MongoSettings,
-    pipeline: &str,
-    kafka: &KafkaSettings,
+    of: &PipelineSettings,
 ) -> Option<()> {
-    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    let pipeline = of.name.as_str();
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, &of.kafka))?;
     let document = report.told("checkpoint", lease::document(&connection.database, pipeline).await)?;
     let document = match document {
         Some(document) => document,
@@ -231,7 +231,8 @@ async fn position(
         Ok(_) => report.ok("position", judge::when(at.time)),
         Err(SourceFailure::PositionLost { what, .. }) => {
             let lost = judge::Loss { pipeline: pipeline.to_owned(), memory: Arc::default() };
-            report.refused("position", lost.report(&connection.client, &at, &what).await);
+            let lost = lost.report(&connection.client, &at, &what).await;
+            backfill::report_loss(report, of, lost, true);
         }
         Err(failure) => report.refused("position", failure),
     }

@@ -114,6 +114,9 @@ impl Keeper {
             SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
             other => other,
         })?;
+        if snapshot_done {
+            self.stats.gap.end();
+        }
         self.memory.remembered().stored = Some(confirmed.clone());
         self.stored = confirmed;
         self.stored_at = Instant::now();

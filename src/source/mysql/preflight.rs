@@ -8,32 +8,27 @@ use super::privileges::{self, Right};
 use super::server::{Reach, Server};
 use super::session::{Session, literal, quote};
 use super::tables::{self, CatalogTable};
-use crate::config::{KafkaSettings, MySqlSettings, TableName};
+use crate::config::{MySqlSettings, PipelineSettings, TableName};
 use crate::event::Projection;
 use crate::preflight::{Finding, Report};
+use crate::source::backfill;
 
 /// A log that is kept for less than this is lost over a long weekend.
 const SHORT_RETENTION: u64 = 3 * 86_400;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(
-    settings: &MySqlSettings,
-    pipeline: &str,
-    projection: &Projection,
-    kafka: &KafkaSettings,
-) -> Vec<Finding> {
+pub async fn preflight(settings: &MySqlSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     let mut report = Report::default();
     // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, projection, kafka).await;
+    let _ = look(&mut report, settings, of, projection).await;
     report.into_findings()
 }
 
 async fn look(
     report: &mut Report,
     settings: &MySqlSettings,
-    pipeline: &str,
+    of: &PipelineSettings,
     projection: &Projection,
-    kafka: &KafkaSettings,
 ) -> Option<()> {
     let info = report.told("connection", super::conninfo(settings))?;
     let database = report.told("connection", checkpoint::database(&info))?.to_owned();
@@ -70,11 +65,11 @@ async fn look(
     for failure in wrong {
         report.refused("table", failure);
     }
-    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, &of.kafka))?;
     if place.is_table() {
         checkpoint_table(report, &mut session, &account, &database, settings.no_create).await?;
     }
-    position(report, &mut session, &server, reach.as_ref(), &place, pipeline, &database).await;
+    position(report, &mut session, &server, reach.as_ref(), &place, of, &database).await;
     session.close().await;
     Some(())
 }
@@ -252,9 +247,10 @@ async fn position(
     server: &Server,
     reach: Option<&Reach>,
     place: &Place,
-    pipeline: &str,
+    of: &PipelineSettings,
     database: &str,
 ) -> Option<()> {
+    let pipeline = of.name.as_str();
     let stored = report.told("checkpoint", place.load(session, pipeline).await)?;
     let Some(stored) = stored else {
         report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
@@ -264,7 +260,7 @@ async fn position(
     match judge::standing(pipeline, &stored, &at, server, reach?) {
         Standing::Fits => report.ok("position", format!("{at}")),
         Standing::Behind { what } => report.warn("position", what, "wait until the replica has caught up"),
-        Standing::Lost(failure) => report.refused("position", failure),
+        Standing::Lost { failure, fillable } => backfill::report_loss(report, of, failure, fillable),
     }
     let asked = format!("SELECT IS_USED_LOCK({})", literal(&super::keeper::lock_name(database, pipeline)));
     if let Ok(row) = session.query_one(&asked).await

@@ -287,6 +287,7 @@ pub async fn open(
         reaches: Position::Poll(DRAINED),
         lineage: "poll".to_owned(),
         begun: true,
+        table_first: false,
         alarm,
     })
 }

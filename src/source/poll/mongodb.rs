@@ -238,45 +238,8 @@ impl MongoStore {
         Some(doc! { key: { "$nin": keys } })
     }
 
-    pub(in crate::source) fn tests(&self, tests: &[(&str, Test)]) -> Document {
-        let mut filter = Document::new();
-        let mut also = Vec::new();
-        for (column, test) in tests {
-            let field = self.view.name(column);
-            match test {
-                Test::Is(text) => {
-                    filter.insert(field, *text);
-                }
-                Test::IsNumber(number) => {
-                    filter.insert(field, *number);
-                }
-                Test::IsNull => {
-                    filter.insert(field, Bson::Null);
-                }
-                Test::NoneOf(texts) => {
-                    filter.insert(field, doc! { "$nin": texts.to_vec() });
-                }
-                Test::NotNumber(number) => {
-                    filter.insert(field, doc! { "$ne": *number });
-                }
-                Test::BelowMost => also.push(match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = format!("${}", self.view.name(own));
-                        doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, { "$ifNull": [own, self.view.most] }] }
-                    }
-                    None => doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, self.view.most] },
-                }),
-                Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
-                Test::LeasePast => also.push(doc! { "$lt": [
-                    { "$ifNull": [format!("${field}"), Bson::Null] },
-                    { "$subtract": ["$$NOW", self.view.lease.as_millis() as i64] },
-                ] }),
-            }
-        }
-        if !also.is_empty() {
-            filter.insert("$expr", doc! { "$and": also });
-        }
-        filter
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)]) -> Document {
+        tests(&self.view, of)
     }
 
     /// What is set, as an aggregation writes it; `refused` are the documents with their reasons and pauses.
@@ -408,6 +371,48 @@ impl MongoStore {
         stats.set_depth(depth);
         Ok(())
     }
+}
+
+/// Conditions as the server takes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)]) -> Document {
+    let mut filter = Document::new();
+    let mut also = Vec::new();
+    for (column, test) in tests {
+        let field = view.name(column);
+        match test {
+            Test::Is(text) => {
+                filter.insert(field, *text);
+            }
+            Test::IsNumber(number) => {
+                filter.insert(field, *number);
+            }
+            Test::IsNull => {
+                filter.insert(field, Bson::Null);
+            }
+            Test::NoneOf(texts) => {
+                filter.insert(field, doc! { "$nin": texts.to_vec() });
+            }
+            Test::NotNumber(number) => {
+                filter.insert(field, doc! { "$ne": *number });
+            }
+            Test::BelowMost => also.push(match view.scheme.own_most {
+                Some(own) => {
+                    let own = format!("${}", view.name(own));
+                    doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, { "$ifNull": [own, view.most] }] }
+                }
+                None => doc! { "$lt": [{ "$ifNull": [format!("${field}"), 0] }, view.most] },
+            }),
+            Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
+            Test::LeasePast => also.push(doc! { "$lt": [
+                { "$ifNull": [format!("${field}"), Bson::Null] },
+                { "$subtract": ["$$NOW", view.lease.as_millis() as i64] },
+            ] }),
+        }
+    }
+    if !also.is_empty() {
+        filter.insert("$expr", doc! { "$and": also });
+    }
+    filter
 }
 
 /// Documents are found by their ids: an index of the status would do for the first of them, and is then gone through to its

@@ -259,32 +259,8 @@ impl MyStore {
         }
     }
 
-    pub(in crate::source) fn tests(&self, tests: &[(&str, Test)]) -> String {
-        let written = tests.iter().map(|(column, test)| {
-            let column = quote(&self.view.name(column));
-            match test {
-                Test::Is(text) => format!("{column} = {}", literal(text)),
-                Test::IsNumber(number) => format!("{column} = {number}"),
-                Test::IsNull => format!("{column} IS NULL"),
-                Test::NoneOf(texts) => {
-                    let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
-                    format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
-                }
-                Test::NotNumber(number) => format!("NOT ({column} <=> {number})"),
-                Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = quote(&self.view.name(own));
-                        format!("coalesce({column}, 0) < coalesce({own}, {})", self.view.most)
-                    }
-                    None => format!("coalesce({column}, 0) < {}", self.view.most),
-                },
-                Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
-                Test::LeasePast => {
-                    format!("({column} IS NULL OR {column} < {NOW} - INTERVAL {} SECOND)", seconds(self.view.lease))
-                }
-            }
-        });
-        written.collect::<Vec<_>>().join(" AND ")
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)]) -> String {
+        tests(&self.view, of)
     }
 
     /// What is set; `refused` are the rows with their reasons and pauses.
@@ -444,6 +420,35 @@ impl MyStore {
         stats.set_depth(depth);
         Ok(())
     }
+}
+
+/// Conditions as the server takes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)]) -> String {
+    let written = tests.iter().map(|(column, test)| {
+        let column = quote(&view.name(column));
+        match test {
+            Test::Is(text) => format!("{column} = {}", literal(text)),
+            Test::IsNumber(number) => format!("{column} = {number}"),
+            Test::IsNull => format!("{column} IS NULL"),
+            Test::NoneOf(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
+                format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
+            }
+            Test::NotNumber(number) => format!("NOT ({column} <=> {number})"),
+            Test::BelowMost => match view.scheme.own_most {
+                Some(own) => {
+                    let own = quote(&view.name(own));
+                    format!("coalesce({column}, 0) < coalesce({own}, {})", view.most)
+                }
+                None => format!("coalesce({column}, 0) < {}", view.most),
+            },
+            Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
+            Test::LeasePast => {
+                format!("({column} IS NULL OR {column} < {NOW} - INTERVAL {} SECOND)", seconds(view.lease))
+            }
+        }
+    });
+    written.collect::<Vec<_>>().join(" AND ")
 }
 
 async fn prepare(session: &mut Session) -> Result<(), SourceFailure> {

@@ -330,36 +330,8 @@ impl PgStore {
         }
     }
 
-    pub(in crate::source) fn tests(&self, tests: &[(&str, Test)], table: &str) -> String {
-        let written = tests.iter().map(|(column, test)| {
-            let column = format!("{table}.{}", quote(&self.view.name(column)));
-            match test {
-                Test::Is(text) => format!("{column} = {}", literal(text)),
-                Test::IsNumber(number) => format!("{column} = {number}"),
-                Test::IsNull => format!("{column} IS NULL"),
-                Test::NoneOf(texts) => {
-                    let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
-                    format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
-                }
-                Test::NotNumber(number) => format!("{column} IS DISTINCT FROM {number}"),
-                Test::BelowMost => match self.view.scheme.own_most {
-                    Some(own) => {
-                        let own = quote(&self.view.name(own));
-                        format!("coalesce({column}, 0) < coalesce({table}.{own}, {})", self.view.most)
-                    }
-                    None => format!("coalesce({column}, 0) < {}", self.view.most),
-                },
-                Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
-                Test::LeasePast => {
-                    format!("({column} IS NULL OR {column} < clock_timestamp() - {})", self.lease())
-                }
-            }
-        });
-        written.collect::<Vec<_>>().join(" AND ")
-    }
-
-    fn lease(&self) -> String {
-        format!("interval '{} milliseconds'", self.view.lease.as_millis())
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)], table: &str) -> String {
+        tests(&self.view, of, table)
     }
 
     /// What is set; `v` has the reason and the pause of a row that was refused.
@@ -379,7 +351,7 @@ impl PgStore {
                 Set::Null => "NULL".to_owned(),
                 Set::Now => "clock_timestamp()".to_owned(),
                 Set::Worker => literal(&self.view.worker),
-                Set::LeaseEnd => format!("clock_timestamp() + {}", self.lease()),
+                Set::LeaseEnd => format!("clock_timestamp() + {}", lease(&self.view)),
                 Set::OneMore => format!("coalesce(t.{column}, 0) + 1"),
                 Set::AllTries => {
                     let most = self.view.scheme.own_most.map(|own| format!("t.{}", quote(&self.view.name(own))));
@@ -558,6 +530,39 @@ impl PgStore {
         }
         Ok(())
     }
+}
+
+fn lease(view: &View) -> String {
+    format!("interval '{} milliseconds'", view.lease.as_millis())
+}
+
+/// Conditions as SQL writes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)], table: &str) -> String {
+    let written = tests.iter().map(|(column, test)| {
+        let column = format!("{table}.{}", quote(&view.name(column)));
+        match test {
+            Test::Is(text) => format!("{column} = {}", literal(text)),
+            Test::IsNumber(number) => format!("{column} = {number}"),
+            Test::IsNull => format!("{column} IS NULL"),
+            Test::NoneOf(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
+                format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
+            }
+            Test::NotNumber(number) => format!("{column} IS DISTINCT FROM {number}"),
+            Test::BelowMost => match view.scheme.own_most {
+                Some(own) => {
+                    let own = quote(&view.name(own));
+                    format!("coalesce({column}, 0) < coalesce({table}.{own}, {})", view.most)
+                }
+                None => format!("coalesce({column}, 0) < {}", view.most),
+            },
+            Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
+            Test::LeasePast => {
+                format!("({column} IS NULL OR {column} < clock_timestamp() - {})", lease(view))
+            }
+        }
+    });
+    written.collect::<Vec<_>>().join(" AND ")
 }
 
 /// The channel that the trigger of a table notifies: at most 63 bytes.

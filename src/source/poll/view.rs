@@ -110,6 +110,25 @@ impl View {
         name
     }
 
+    /// The order of rows that are not marked, as SQL writes it, where the table has the columns for it. Of a group whose rows
+    /// have an order of their own, none comes before one that it follows, whatever their times say.
+    pub fn sql_order(&self, has: impl Fn(&str) -> bool, quote: impl Fn(&str) -> String) -> Option<String> {
+        if self.scheme.order.is_empty() || !self.order.iter().all(|column| has(column)) {
+            return None;
+        }
+        let quoted: Vec<_> = self.order.iter().map(|column| quote(column)).collect();
+        let Some((group, version)) = self.scheme.within.map(|(group, version)| (self.name(group), self.name(version)))
+        else {
+            return Some(quoted.join(", "));
+        };
+        let (first, version, id) = (&quoted[0], quote(&version), &quoted[quoted.len() - 1]);
+        let latest = format!(
+            "max({first}) OVER (PARTITION BY {} ORDER BY {version}, {id} ROWS UNBOUNDED PRECEDING)",
+            quote(&group)
+        );
+        Some(format!("{latest}, {version}, {id}"))
+    }
+
     /// The columns that a table must have besides those of its records.
     pub fn needed(&self) -> &[String] {
         &self.needed

@@ -89,6 +89,10 @@ impl Keeper {
             self.snapshot_end = None;
         }
         self.checkpoint.position = confirmed.max(self.checkpoint.position);
-        checkpoint::store(&self.session, &self.pipeline, &self.checkpoint).await
+        checkpoint::store(&self.session, &self.pipeline, &self.checkpoint).await?;
+        if snapshot_done {
+            self.stats.gap.end();
+        }
+        Ok(())
     }
 }

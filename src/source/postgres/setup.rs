@@ -184,7 +184,8 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     let stored = if has_checkpoints { checkpoint::load(session, &wanted.of.name).await? } else { None };
     let state = slot::state(session, &settings.slot, version).await?;
     let server = identity(session).await?;
-    refuse(judge::lost(&wanted.of.name, settings, stored.as_ref(), state.as_ref(), &server))?;
+    let loss = judge::lost(&wanted.of.name, settings, stored.as_ref(), state.as_ref(), &server);
+    refuse(loss.map(|loss| loss.failure))?;
     let database: String = session
         .query_one("SELECT pg_catalog.current_database()::text", &[])
         .await

@@ -16,6 +16,7 @@ macro_rules! promised {
     };
 }
 
+mod backfill;
 mod broker_outage;
 mod entity_layout;
 mod event_of_many_packets;
