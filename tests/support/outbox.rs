@@ -260,6 +260,14 @@ impl Outbox {
         }
     }
 
+    /// The slot that a relay makes unless told another name.
+    pub fn slot(&self) -> String {
+        match &self.database {
+            Kind::Postgres(database) => database.slot(),
+            _ => panic!("{:?} has no slots", self.source),
+        }
+    }
+
     /// The documents' database.
     pub fn mongodb(&self) -> &MongoDatabase {
         match &self.database {

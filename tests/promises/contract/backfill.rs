@@ -9,7 +9,7 @@ use mongodb::bson::{DateTime, doc};
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Answer, Arrived, Form, HttpServer, Outbox, PATIENCE, Polled, PrivateServer, Relay, Source, Topic, check, ends,
+    Answer, Arrived, Form, HttpServer, Outbox, PATIENCE, Polled, PrivatePostgres, PrivateServer, Relay, Source, Topic, check, ends,
     eventually, outboxd,
 };
 
@@ -280,4 +280,177 @@ async fn entities_of_a_backfill_arrive_in_the_order_of_their_versions(source: So
     Arrived::read(&mut topic.reader(), 9, PATIENCE).await.is(&[("a", 6), ("b", 3)]);
     outbox.until_done(9).await;
     relay.stop().await;
+}
+
+promised!(of_two_instances_one_makes_up_for_the_loss_and_the_other_takes_over to postgres, mysql, mongodb);
+
+async fn of_two_instances_one_makes_up_for_the_loss_and_the_other_takes_over(source: Source) {
+    let server = forgetful(source).await;
+    let outbox = Outbox::create_at(source, &server.url()).await;
+    outbox.add_status().await;
+    let topic = Topic::create(2).await;
+    let relay = outbox.streaming(&topic, &BACKFILL).await;
+    let writer = outbox.writer().await;
+    writer.commit(&["a", "b"]).await;
+    outbox.until_all_marked(PATIENCE).await;
+    relay.stop().await;
+    for _ in 0..200 {
+        writer.commit(&["a", "b"]).await;
+    }
+    server.lose(&outbox).await;
+    let mut relays = [outbox.relay(&topic, &BACKFILL), outbox.relay(&topic, &BACKFILL)];
+    let leader = eventually(PATIENCE, "one of them has made up for it, and the other stands by", async || {
+        let mut states = Vec::new();
+        for relay in &mut relays {
+            assert!(relay.is_running(), "{}", relay.log());
+            let status = relay.status().await;
+            let filled = status["gap"]["state"] == "done";
+            states.push((status["state"].as_str().unwrap_or_default().to_owned(), filled));
+        }
+        let standing_by = states.iter().position(|(state, _)| state == "standing-by")?;
+        let leader = 1 - standing_by;
+        (states[leader] == ("streaming".to_owned(), true)).then_some(leader)
+    })
+    .await;
+    let [first, second] = relays;
+    let (leader, mut other) = if leader == 0 { (first, second) } else { (second, first) };
+    leader.kill();
+    writer.commit(&["a", "b"]).await;
+    other.until_state("streaming").await;
+    writer.commit(&["a", "b"]).await;
+    outbox.expected().await.arrive_in(&mut topic.reader(), PATIENCE).await;
+    outbox.until_all_marked(PATIENCE).await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slot_that_the_server_gave_up_is_made_anew_also_with_a_checkpoint_of_an_older_outboxd() {
+    let server = PrivatePostgres::start(&["max_slot_wal_keep_size=1MB", "max_wal_size=32MB"]).await;
+    let outbox = Outbox::create_at(Source::Postgres, &server.url()).await;
+    outbox.add_status().await;
+    // As it was made before there were backfills.
+    outbox
+        .execute(
+            "CREATE TABLE outboxd_checkpoint (
+                 pipeline text PRIMARY KEY, format integer NOT NULL, system_identifier text NOT NULL,
+                 timeline integer NOT NULL, slot text NOT NULL, position pg_lsn NOT NULL,
+                 snapshot text NOT NULL DEFAULT 'none' CHECK (snapshot IN ('none', 'pending', 'done')),
+                 updated_at timestamptz NOT NULL DEFAULT now())",
+        )
+        .await;
+    let topic = Topic::create(1).await;
+    let relay = outbox.streaming(&topic, &["--mark"]).await;
+    let writer = outbox.writer().await;
+    writer.commit(&["a", "b"]).await;
+    outbox.until_all_marked(PATIENCE).await;
+    relay.stop().await;
+    writer.commit(&["a", "b"]).await;
+    let lost = "SELECT slot_name FROM pg_replication_slots WHERE wal_status = 'lost'";
+    eventually(PATIENCE, "the server gives the slot up", async || {
+        outbox.be_busy().await;
+        outbox.text("SELECT pg_switch_wal()").await;
+        outbox.execute("CHECKPOINT").await;
+        outbox.text(lost).await
+    })
+    .await;
+    ends(outbox.relay(&topic, &["--mark"]), 4, &["is lost", "invalidated"]).await;
+    let no_create = [&BACKFILL[..], &["--no-create"]].concat();
+    ends(outbox.relay(&topic, &no_create), 4, &["no backfill: --no-create forbids making a new slot"]).await;
+    outbox.relay(&topic, &[&BACKFILL[..], &["--until-caught-up"]].concat()).exits_with(0).await;
+    assert_eq!(outbox.text(lost).await, None, "a slot that can be read");
+    assert_eq!(outbox.expected().await.arrive_in(&mut topic.reader(), PATIENCE).await.duplicates, 0);
+    assert_eq!(outbox.marked().await, (4, 0));
+}
+
+promised!(log_that_was_begun_anew_is_made_up_for to mysql, mariadb);
+
+/// Its numbers are counted anew: what was remembered of them must not make anything pass for delivered.
+async fn log_that_was_begun_anew_is_made_up_for(source: Source) {
+    let server = forgetful(source).await;
+    let outbox = Outbox::create_at(source, &server.url()).await;
+    outbox.add_status().await;
+    let topic = Topic::create(1).await;
+    let writer = outbox.writer().await;
+    let mut relay = outbox.streaming(&topic, &BACKFILL).await;
+    let reset = if source == Source::MySql { "RESET BINARY LOGS AND GTIDS" } else { "RESET MASTER" };
+    for round in 0..2 {
+        writer.commit(&["a", "b"]).await;
+        outbox.until_all_marked(PATIENCE).await;
+        match round {
+            0 => {
+                relay.stop().await;
+                outbox.execute(reset).await;
+                writer.commit(&["a", "b"]).await;
+                outbox.relay(&topic, &[&BACKFILL[..], &["--until-caught-up"]].concat()).exits_with(0).await;
+                assert_eq!(outbox.marked().await, (4, 0));
+                relay = outbox.streaming(&topic, &BACKFILL).await;
+            }
+            _ => {
+                // Far enough for the new log not to have counted past it.
+                for _ in 0..60 {
+                    outbox.be_busy().await;
+                }
+                outbox.until_confirmed(&outbox.end_of_log().await, PATIENCE).await;
+                relay.signal(Signal::SIGSTOP);
+                server.lose(&outbox).await;
+                outbox.execute(reset).await;
+                for _ in 0..5 {
+                    writer.commit(&["a", "b"]).await;
+                }
+                relay.signal(Signal::SIGCONT);
+                until_filled(&mut relay).await;
+            }
+        }
+    }
+    writer.commit(&["a", "b"]).await;
+    outbox.expected().await.arrive_in(&mut topic.reader(), PATIENCE).await;
+    outbox.until_all_marked(PATIENCE).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_publisher_gets_what_a_lost_log_had() {
+    let server = forgetful(Source::Postgres).await;
+    let outbox = Outbox::create_at(Source::Postgres, &server.url()).await;
+    outbox.add_status().await;
+    let (one, other) = (Topic::create(1).await, Topic::create(1).await);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let text = format!(
+        "[pipeline.shop]\nsource = {:?}\nbrokers = {:?}\nmark = true\non-lost-position = \"backfill\"\n\
+         slot = \"{}\"\ncheckpoint-interval = \"100ms\"\n\
+         [pipeline.shop.publisher.one]\ntopic = {:?}\n[pipeline.shop.publisher.other]\ntopic = {:?}\n",
+        outbox.url(),
+        one.brokers,
+        outbox.slot(),
+        one.name,
+        other.name
+    );
+    std::fs::write(file.path(), text).expect("the configuration is written");
+    let run = ["run", "--config", file.path().to_str().expect("a path")];
+    let mut relay = Relay::spawn(&run);
+    relay.until_state("streaming").await;
+    let writer = outbox.writer().await;
+    writer.commit(&["a", "b"]).await;
+    outbox.until_all_marked(PATIENCE).await;
+    relay.stop().await;
+    for _ in 0..100 {
+        writer.commit(&["a", "b"]).await;
+    }
+    server.lose(&outbox).await;
+    let mut relay = Relay::spawn(&run);
+    until_filled(&mut relay).await;
+    writer.commit(&["a", "b"]).await;
+    let expected = outbox.expected().await;
+    for topic in [&one, &other] {
+        assert_eq!(expected.arrive_in(&mut topic.reader(), PATIENCE).await.events, 204);
+    }
+    outbox.until_all_marked(PATIENCE).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn backfill_is_refused_where_there_is_no_position_to_lose() {
+    let run = ["run", "postgres://nobody@127.0.0.1:1/none", "--sink", "stdout", "--on-lost-position", "backfill"];
+    let ended = outboxd(&[&run[..], &["--capture", "poll"]].concat()).await;
+    assert!(ended.code == 2 && ended.stderr.contains("no position that could be lost"), "{ended:?}");
 }
