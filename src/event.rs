@@ -43,6 +43,8 @@ pub enum Want {
     Text,
     /// A moment, as eight big-endian bytes of [`Micros`].
     Time,
+    /// What finds the row again: a document's id with its type, elsewhere as the server prints it.
+    Key,
 }
 
 /// The columns that routing needs of every row, in the order of a row's fields.
@@ -188,8 +190,10 @@ pub struct Chunk {
     pub transactions: u32,
     /// Whether these rows are old already and more are at hand: they may wait a moment to be sent together.
     pub catching_up: bool,
-    /// What the poller calls the first of these rows; the others follow. `None` where a log is read.
+    /// What the first of these rows is called by the poller, or by whoever marks them; the others follow.
     pub first_row: Option<u64>,
+    /// The server's numbers of these transactions, where rows are marked that may not be visible yet.
+    pub transaction_ids: Vec<u32>,
     pub end: Option<CommitEnd>,
 }
 
@@ -207,6 +211,7 @@ impl Chunk {
         self.transactions = 0;
         self.catching_up = false;
         self.first_row = None;
+        self.transaction_ids.clear();
         self.end = None;
     }
 
@@ -262,7 +267,7 @@ impl Chunk {
         }
     }
 
-    /// What the poller calls the row of this event.
+    /// What the row of this event is called by the poller, or by whoever marks it.
     pub fn row(&self, event: &OutboxEvent) -> Option<u64> {
         Some(self.first_row? + u64::from(event.first_field) / self.width.max(1) as u64)
     }

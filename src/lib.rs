@@ -14,7 +14,7 @@
 //! way from a chunk to one sink; a pipeline may have many, and the lowest of their watermarks is confirmed. The
 //! [`warden`] beside the loop sees to their troubles, to what people order, and to the notes. A position is
 //! confirmed to the database only when every record of its commit, and of every commit before it, has been
-//! acknowledged. Whatever goes wrong ends the *generation* (one connection to the source, one producer, one
+//! acknowledged; with `--mark`, when its rows say so ([`marks`]: watermark → mark → confirm). Whatever goes wrong ends the *generation* (one connection to the source, one producer, one
 //! window); [`pipeline`] starts the next one from the confirmed position.
 
 pub mod ack_window;
@@ -29,6 +29,7 @@ pub mod failure;
 pub mod figures;
 #[cfg(feature = "inbox")]
 pub mod inbox;
+pub mod marks;
 pub mod metrics;
 pub mod milestone;
 pub mod pipeline;

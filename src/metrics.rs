@@ -107,6 +107,11 @@ pub struct Metrics {
     polls: Family<PipelineLabel, Counter>,
     depth: Family<PipelineLabel, Gauge>,
     letters: Family<PipelineLabel, Gauge>,
+    marked: Family<PipelineLabel, Counter>,
+    mark_statements: Family<PipelineLabel, Counter>,
+    mark_failures: Family<PipelineLabel, Counter>,
+    unmarked: Family<PipelineLabel, Gauge>,
+    backfilled: Family<PipelineLabel, Counter>,
     unmatched: Family<PipelineLabel, Counter>,
     pruned_rows: Family<PipelineLabel, Counter>,
     pruned_partitions: Family<PipelineLabel, Counter>,
@@ -144,6 +149,11 @@ impl Default for Metrics {
             polls: Family::default(),
             depth: Family::default(),
             letters: Family::default(),
+            marked: Family::default(),
+            mark_statements: Family::default(),
+            mark_failures: Family::default(),
+            unmarked: Family::default(),
+            backfilled: Family::default(),
             unmatched: Family::default(),
             pruned_rows: Family::default(),
             pruned_partitions: Family::default(),
@@ -168,6 +178,10 @@ impl Default for Metrics {
             ("dead_letters", "Events put into the dead-letter place", &metrics.dead_letters),
             ("refused_rows", "Polled rows that the sink refused, each time they were tried", &metrics.refusals),
             ("polls", "Times a polled table was asked for rows", &metrics.polls),
+            ("marked_rows", "Rows that were marked as delivered, or as failed, behind the watermark", &metrics.marked),
+            ("mark_statements", "Statements that this took", &metrics.mark_statements),
+            ("mark_failures", "Times that rows could not be marked yet", &metrics.mark_failures),
+            ("backfilled_rows", "Rows delivered from the table after a lost position", &metrics.backfilled),
             ("unmatched_events", "Events that no publisher of the pipeline wants", &metrics.unmatched),
             ("pruned_rows", "Rows that retention has deleted", &metrics.pruned_rows),
             ("pruned_partitions", "Partitions that retention has dropped", &metrics.pruned_partitions),
@@ -196,6 +210,7 @@ impl Default for Metrics {
                 "Dead letters that were not replayed, counted every minute and up to 100,000",
                 &metrics.letters,
             ),
+            ("unmarked_events", "Events that are delivered and whose rows are not yet marked", &metrics.unmarked),
             ("leader", "1 when this instance reads the pipeline", &metrics.leader),
             ("slot_retained_bytes", "Bytes of log that the server keeps for the slot", &metrics.retained),
         ];
@@ -272,6 +287,20 @@ impl Metrics {
             self.depth.get_or_create(&label).set(whole(depth));
             let polls = self.polls.get_or_create(&label);
             polls.inc_by(status.source.polls().saturating_sub(polls.get()));
+        }
+        let backfilled = self.backfilled.get_or_create(&label);
+        backfilled.inc_by(status.source.gap.rows().saturating_sub(backfilled.get()));
+        if let Some(marking) = &snapshot.marking {
+            let counters = [
+                (&self.marked, marking.rows),
+                (&self.mark_statements, marking.statements),
+                (&self.mark_failures, marking.failures),
+            ];
+            for (family, count) in counters {
+                let counter = family.get_or_create(&label);
+                counter.inc_by(count.saturating_sub(counter.get()));
+            }
+            self.unmarked.get_or_create(&label).set(whole(marking.waiting));
         }
         for (change, op) in Ignored::ALL {
             let counter = self.ignored.get_or_create(&OneOf { of: label.clone(), name: "op", value: op });

@@ -12,10 +12,11 @@ use tokio::task::JoinSet;
 
 use crate::ack_window::{AckWindow, Bells, Limits};
 use crate::checkpoint::publishers::{PublisherNotes, Standing};
-use crate::config::{Capture, PipelineSettings, PublisherSettings};
+use crate::config::{Capture, OnLostPosition, PipelineSettings, PublisherSettings};
 use crate::dead_letters::census;
 use crate::event::Projection;
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::marks::Marks;
 use crate::milestone::Milestone;
 use crate::position::Position;
 use crate::publisher::{Account, Publisher};
@@ -25,6 +26,8 @@ use crate::route::selection::Selection;
 use crate::route::{Plans, Router};
 use crate::sink::kafka::transactions::Reached;
 use crate::sink::{Owner, Sink};
+use crate::source::backfill;
+use crate::source::mark::Marker;
 use crate::source::notes::NoteBook;
 use crate::source::{self, Opened, SourceFailure};
 use crate::status::{PipelineStatus, State};
@@ -50,6 +53,8 @@ impl Stop {
     }
 }
 
+/// How often in a row a position may be lost while it is being read, before the server is taken at its word.
+const MOST_LOSSES: u32 = 3;
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -82,12 +87,16 @@ async fn generations(
     status: &PipelineStatus,
     stop: &Stop,
 ) -> Result<(), Halt> {
-    let Plans { projection, publishers } = Plans::compile(settings)?;
+    let Plans { projection, publishers, mark } = Plans::compile(settings)?;
+    let marks = mark.map(|slot| Arc::new(noted_rows(settings, slot)));
     let mut routes: Vec<_> = publishers.into_iter().map(|(plan, selection)| (Router::new(plan), selection)).collect();
     let memories: Vec<_> = settings.publishers.iter().map(|_| Arc::<warden::Memory>::default()).collect();
     let source_memory = source::Memory::new(settings);
+    if let Some((what, _)) = backfill::foresee(settings) {
+        tracing::warn!(pipeline = settings.name, "{what}");
+    }
     let mut backoff = FIRST_BACKOFF;
-    let mut again = 0u32;
+    let (mut again, mut losses) = (0u32, 0);
     loop {
         status.enter(State::Starting);
         let events_before = status.events();
@@ -98,16 +107,23 @@ async fn generations(
             projection: &projection,
             memories: &memories,
             source_memory: &source_memory,
+            marks: marks.as_ref(),
         };
         let generation = parts.generation(&mut routes, stop);
         let failure = match generation.await {
+            // Whether the table can make up for it is found out when the source is opened again.
+            Ok(Ended::Lost(halt)) if losses < MOST_LOSSES => {
+                losses += 1;
+                Failure::Again { what: halt.what }
+            }
+            Ok(Ended::Lost(halt)) => return Err(halt),
             Ok(Ended::Anew) => continue,
             Ok(Ended::LetGo(report)) => return Err(let_go(settings, report).await),
             Ok(Ended::Stopped | Ended::CaughtUp) => return Ok(()),
             Err(failure) => failure,
         };
         if status.events() > events_before {
-            (backoff, again) = (FIRST_BACKOFF, 0);
+            (backoff, again, losses) = (FIRST_BACKOFF, 0, 0);
         }
         let pause = match failure {
             Failure::Halt(halt) => return Err(halt),
@@ -148,6 +164,17 @@ async fn generations(
             () = stop.requested() => return Ok(()),
         }
     }
+}
+
+/// Where rows are noted that are to be marked. There is room for twice what may be under way, so that reading waits for the
+/// marks only when they are slower than the sinks.
+fn noted_rows(settings: &PipelineSettings, slot: usize) -> Marks {
+    let under_way = settings.publishers.iter().map(|publisher| publisher.window.max_events).max().unwrap_or(0);
+    let names = match settings.is_lone() {
+        true => Vec::new(),
+        false => settings.publishers.iter().map(|publisher| publisher.name.clone()).collect(),
+    };
+    Marks::new(slot, settings.source.tables().len(), (2 * under_way).max(10_000), names)
 }
 
 async fn stand_by(settings: &PipelineSettings, status: &PipelineStatus, stop: &Stop, what: &str) {
@@ -200,6 +227,8 @@ struct Parts<'a> {
     projection: &'a Projection,
     memories: &'a [Arc<warden::Memory>],
     source_memory: &'a source::Memory,
+    /// Where delivered rows are noted that are to be marked.
+    marks: Option<&'a Arc<Marks>>,
 }
 
 /// A publisher's sink, before it is known where it stands.
@@ -219,6 +248,7 @@ struct Begun {
     source: Opened,
     notes: PublisherNotes,
     notebook: Option<NoteBook>,
+    marker: Option<Marker>,
 }
 
 impl Parts<'_> {
@@ -231,7 +261,7 @@ impl Parts<'_> {
             begun = self.begin(&mut prepared) => begun,
             () = stop.requested() => return Ok(Ended::Stopped),
         };
-        let Begun { source, notes, notebook } = match begun {
+        let Begun { source, notes, notebook, marker } = match begun {
             Ok(begun) => begun,
             Err(failure) => {
                 for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
@@ -280,7 +310,8 @@ impl Parts<'_> {
                 memory.forgive();
             }
             let noted = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
-            let remembered = memory.passed(&source.lineage).filter(|_| note.state != Standing::Failed && !by_table);
+            let of_this_life = note.state != Standing::Failed && !by_table && !source.begun;
+            let remembered = memory.passed(&source.lineage).filter(|_| of_this_life);
             // Beside the records there is the truth.
             let (reached, within) = reached.map_or((None, None), |reached| (Some(reached.position), reached.within));
             let remembered = reached.or(remembered);
@@ -345,6 +376,7 @@ impl Parts<'_> {
                 known,
                 picked: Vec::new(),
                 ledger: self.source_memory.ledger().map(Arc::as_ref),
+                marks: self.marks.map(|marks| (&**marks, at)),
                 gone: left_behind,
                 milestone,
                 within,
@@ -356,19 +388,31 @@ impl Parts<'_> {
             source.alarm.abort();
             return Err(failure);
         }
+        if let Some(marks) = self.marks {
+            marks.begin_anew(&bells.progress);
+        }
         let relay = Relay {
             source,
             publishers,
+            marking: self.marks.cloned().zip(marker),
             warden,
             progress: bells.progress,
             status,
             until_caught_up: settings.until_caught_up,
             shutdown_timeout: settings.shutdown_timeout,
         };
-        tokio::select! {
+        let ended = tokio::select! {
             ended = relay.run(stop) => ended,
             // For as long as this instance leads.
             never = Box::pin(retention::keeper::run(settings, self.all, status)) => match never {},
+        };
+        match ended {
+            Err(Failure::Halt(halt))
+                if halt.code == ExitCode::PositionLost && settings.on_lost_position == OnLostPosition::Backfill =>
+            {
+                Ok(Ended::Lost(halt))
+            }
+            ended => ended,
         }
     }
 
@@ -447,6 +491,7 @@ impl Parts<'_> {
             pipeline: &self.settings.name,
             status: &self.status.publishers[at],
             ledger: self.source_memory.ledger(),
+            marks: self.marks.map(|marks| (marks, at)),
         };
         // With an event store, whether it may try again is told by its table.
         let by_table = matches!(self.settings.capture, Capture::Positions(_));
@@ -476,13 +521,22 @@ impl Parts<'_> {
                 _ => std::future::pending().await,
             }
         };
-        let source = tokio::select! {
-            source = source::open(settings, self.projection, self.source_memory, &self.status.source) => source?,
+        let opening = async {
+            // Before anything is made or read: what cannot be marked must not be delivered.
+            let marker = match (settings.marking(), self.marks) {
+                (Some(how), Some(marks)) => Some(Marker::open(settings, how, marks, &self.status.source).await?),
+                _ => None,
+            };
+            let source = source::open(settings, self.projection, self.source_memory, &self.status.source).await?;
+            Ok::<_, SourceFailure>((source, marker))
+        };
+        let (source, marker) = tokio::select! {
+            opened = opening => opened?,
             failure = trouble => return Err(failure),
         };
         // Only now: as long as another instance leads, it may still note something.
         match self.notes().await {
-            Ok((notes, notebook)) => Ok(Begun { source, notes, notebook }),
+            Ok((notes, notebook)) => Ok(Begun { source, notes, notebook, marker }),
             Err(failure) => {
                 // Its watch would hold the source on.
                 source.alarm.abort();

@@ -24,6 +24,7 @@ use crate::dead_letters::letter;
 use crate::event::{Chunk, OutboxEvent};
 use crate::failpoints;
 use crate::failure::{ExitCode, Failure, Halt};
+use crate::marks::Marks;
 use crate::milestone::{Milestone, Within};
 use crate::position::Position;
 use crate::route::selection::Selection;
@@ -184,6 +185,8 @@ pub struct Publisher<'a> {
     pub picked: Vec<u32>,
     /// Where its rows are, if a poller claimed them.
     pub ledger: Option<&'a Ledger>,
+    /// Where rows are noted that were read from the log and are to be marked, and its number there.
+    pub marks: Option<(&'a Marks, usize)>,
     /// It stays behind.
     pub gone: bool,
     /// How far it has come, to the event; `None` where nothing is committed by transactions.
@@ -452,6 +455,9 @@ impl Publisher<'_> {
                     return Err(halt(format!("{what}: {second}"), "raise the dead-letter topic's max.message.bytes"));
                 }
             }
+        }
+        if let (Some((marks, number)), Some(row)) = (self.marks, chunk.row(event)) {
+            marks.parked(row, number, why);
         }
         self.account.status.parked();
         tracing::warn!(commit = %commit, "an event was put into the dead-letter {}: {why}", place.describe());

@@ -3,6 +3,7 @@
 //! ```text
 //!   pump    reader.next ─▶ each publisher: pick ─▶ window.admit ─▶ router.route ─▶ sink.enqueue ─▶ window.seal
 //!   follow  lowest watermark of all publishers ─▶ confirmer.confirm
+//!                                              └▶ marker, where rows are marked ─▶ confirmer.confirm
 //!   warden  failures of publishers, orders of people, notes on how far each has come
 //! ```
 //!
@@ -18,18 +19,20 @@ use tokio::time::Instant;
 
 use crate::event::Chunk;
 use crate::failpoints;
-use crate::failure::{ExitCode, Failure};
+use crate::failure::{ExitCode, Failure, Halt};
+use crate::marks::{Marks, Passed};
 use crate::pipeline::Stop;
 use crate::position::Position;
 use crate::publisher::{Account, Publisher};
 use crate::sink::Sink;
+use crate::source::mark::Marker;
 use crate::source::poll::Room;
-use crate::source::{Confirmer, Opened, Reader};
+use crate::source::{Confirmer, Opened, Reader, SourceFailure};
 use crate::status::{PipelineStatus, State};
 use crate::warden::Warden;
 
 /// Why a generation ended without failing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Ended {
     Stopped,
     CaughtUp,
@@ -37,15 +40,21 @@ pub enum Ended {
     Anew,
     /// Every publisher's position was let go; this is the gap report.
     LetGo(String),
+    /// The log no longer has what follows, and the table may make up for it.
+    Lost(Halt),
 }
 
 /// How long the others are drained for when a publisher takes part again.
 const ANEW_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the last marks may take, however long the sinks took.
+const MARK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// One generation's parts.
 pub struct Relay<'a> {
     pub source: Opened,
     pub publishers: Vec<Publisher<'a>>,
+    /// Who marks delivered rows, if they are marked.
+    pub marking: Option<(Arc<Marks>, Marker)>,
     pub warden: Warden<'a>,
     /// Rung by every window.
     pub progress: Arc<Notify>,
@@ -56,16 +65,20 @@ pub struct Relay<'a> {
 
 impl Relay<'_> {
     pub async fn run(self, stop: &Stop) -> Result<Ended, Failure> {
-        let Relay { source, mut publishers, mut warden, progress, status, until_caught_up, shutdown_timeout } = self;
-        let Opened { mut reader, confirmer, start, caught_up_at, mut alarm, .. } = source;
+        let Relay { source, mut publishers, marking, mut warden, progress, status, until_caught_up, shutdown_timeout } =
+            self;
+        let Opened { mut reader, confirmer, start, caught_up_at, table_first, mut alarm, .. } = source;
         let accounts: Vec<_> = publishers.iter().map(|publisher| publisher.account.clone()).collect();
-        let follower = Follower { accounts: &accounts, confirmer: &confirmer, status };
+        let (marks, mut marker) = marking.map(|(marks, marker)| (marks, AtWork::start(marker))).unzip();
+        let marks = marks.as_deref();
+        let follower = Follower { accounts: &accounts, confirmer: &confirmer, marks, table_first, status };
         let target = until_caught_up.then_some(&caught_up_at);
         let ended = {
-            let mut pump = Pump { publishers: &mut publishers, matched: Vec::new(), status };
+            let mut pump = Pump { publishers: &mut publishers, matched: Vec::new(), marks, status };
             tokio::select! {
                 failure = pump.run(&mut reader) => Err(failure),
-                () = follower.run(start, target, &progress) => Ok(Ended::CaughtUp),
+                ended = follower.run(start, target, &progress) => Ok(ended),
+                failure = until_ended(&mut marker) => Err(failure),
                 ended = warden.run() => ended,
                 raised = &mut alarm => match raised {
                     // What the source's watch has seen wants a new beginning.
@@ -82,11 +95,12 @@ impl Relay<'_> {
             Err(Failure::Halt(halt)) => matches!(halt.code, ExitCode::Undeliverable | ExitCode::PositionLost),
             Err(_) => false,
         };
+        // One that takes part again must not keep the others waiting for a slow one.
+        let patience =
+            if matches!(ended, Ok(Ended::Anew)) { shutdown_timeout.min(ANEW_PATIENCE) } else { shutdown_timeout };
+        let deadline = Instant::now() + patience;
         if orderly && !matches!(ended, Ok(Ended::CaughtUp)) {
-            // One that takes part again must not keep the others waiting for a slow one.
-            let patience =
-                if matches!(ended, Ok(Ended::Anew)) { shutdown_timeout.min(ANEW_PATIENCE) } else { shutdown_timeout };
-            drain(&mut publishers, Instant::now() + patience).await;
+            drain(&mut publishers, deadline).await;
             follower.advance();
             let left: usize = accounts.iter().map(|account| account.window.in_flight()).sum();
             if left > 0 {
@@ -103,6 +117,13 @@ impl Relay<'_> {
         // Before another instance is let in: what is still queued must not come after what it delivers.
         abandon(publishers).await;
         follower.advance();
+        if let Some(marks) = marks {
+            if orderly {
+                follower.finish(marks, deadline.max(Instant::now() + MARK_PATIENCE), &progress).await;
+            }
+            marks.end(|publisher| accounts.get(publisher).map_or(0, |account| account.finished()));
+        }
+        drop(marker);
         warden.remember();
         if orderly {
             warden.finish().await;
@@ -118,11 +139,37 @@ impl Relay<'_> {
     }
 }
 
-fn alarm_failure(raised: Result<Result<(), crate::source::SourceFailure>, tokio::task::JoinError>) -> Failure {
+fn alarm_failure(raised: Result<Result<(), SourceFailure>, tokio::task::JoinError>) -> Failure {
     match raised {
         Ok(Err(failure)) => failure.into(),
         Ok(Ok(())) => Failure::Retry { what: "the source's watch ended".to_owned() },
         Err(died) => Failure::Retry { what: format!("the source's watch died: {died}") },
+    }
+}
+
+/// The marker's task, which ends with the generation.
+struct AtWork(tokio::task::JoinHandle<SourceFailure>);
+
+impl AtWork {
+    fn start(marker: Marker) -> Self {
+        AtWork(tokio::spawn(marker.run()))
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Why marking has ended; never, where nothing is marked.
+async fn until_ended(marker: &mut Option<AtWork>) -> Failure {
+    match marker {
+        None => std::future::pending().await,
+        Some(AtWork(task)) => match task.await {
+            Ok(failure) => failure.into(),
+            Err(died) => Failure::Retry { what: format!("marking delivered rows died: {died}") },
+        },
     }
 }
 
@@ -145,32 +192,38 @@ async fn until(moment: Option<Instant>) {
     }
 }
 
-/// Confirms to the source what all publishers have passed.
+/// Confirms to the source what all publishers have passed, and what is marked, where rows are.
 struct Follower<'a> {
     accounts: &'a [Arc<Account>],
     confirmer: &'a Confirmer,
+    marks: Option<&'a Marks>,
+    /// Nothing is reached before rows of the table are delivered, wherever the log is.
+    table_first: bool,
     status: &'a PipelineStatus,
 }
 
 impl Follower<'_> {
-    /// Runs until the target is reached.
-    async fn run(&self, start: Position, target: Option<&Position>, progress: &Notify) {
+    /// Runs until the target is reached, or until something must be read again.
+    async fn run(&self, start: Position, target: Option<&Position>, progress: &Notify) -> Ended {
         let reached = |position: &Position| target.is_some_and(|target| position.covers(target));
         self.status.confirmed(&start);
         // Whoever is paused does not keep the others from having caught up; whoever is to be tried again does.
         let counts = |account: &Account| !matches!(account.status.state(), State::Paused | State::Failed);
         let nobody = !self.accounts.iter().any(|account| counts(account));
-        if reached(&start) || (nobody && target.is_some()) {
-            return;
+        if (reached(&start) && !self.table_first) || (nobody && target.is_some()) {
+            return Ended::CaughtUp;
         }
         loop {
-            if self.advance() {
-                if self.lowest(counts).is_some_and(|position| reached(&position)) {
-                    return;
-                }
-            } else {
-                // Also when nobody has moved: one that held the others back may have been let go.
-                self.confirm();
+            let moved = self.advance();
+            // Also when nobody has moved: one that held the others back may have been let go, and rows were marked.
+            if !moved && !self.confirm() {
+                return Ended::Anew;
+            }
+            let marked = || self.marks.is_none_or(|marks| marks.due() == 0);
+            if target.is_some() && self.lowest(counts).is_some_and(|position| reached(&position)) && marked() {
+                return Ended::CaughtUp;
+            }
+            if !moved {
                 progress.notified().await;
             }
         }
@@ -191,23 +244,51 @@ impl Follower<'_> {
         moved
     }
 
-    fn confirm(&self) {
-        if let Some(position) = self.lowest(|account| !account.is_let_go()) {
+    /// Says whether all that was passed had been noted; if not, it must be read again to be marked.
+    fn confirm(&self) -> bool {
+        let lowest = self.lowest_account(|account| !account.is_let_go());
+        let position = match (lowest, self.marks) {
+            (None, _) => None,
+            (Some(lowest), None) => lowest.end(),
+            (Some(lowest), Some(marks)) => match marks.passed(lowest.finished()) {
+                Passed::Upto(position) => {
+                    self.status.source.marking.set_waiting(marks.due());
+                    position
+                }
+                Passed::Unnoted => return false,
+            },
+        };
+        if let Some(position) = position {
             // One that was not told is told with the next.
             if failpoints::reach("confirming").is_err() {
-                return;
+                return true;
             }
             self.status.confirmed(&position);
             self.confirmer.confirm(&position);
             let _ = failpoints::reach("confirmed");
         }
+        true
+    }
+
+    /// Waits for the last marks, until the deadline.
+    async fn finish(&self, marks: &Marks, deadline: Instant, progress: &Notify) {
+        marks.hurry();
+        while self.confirm() && marks.due() > 0 {
+            if tokio::time::timeout_at(deadline, progress.notified()).await.is_err() {
+                tracing::warn!(rows = marks.due(), "not marked before the deadline: they will be delivered again");
+                return;
+            }
+        }
+    }
+
+    fn lowest_account(&self, counts: impl Fn(&Account) -> bool) -> Option<&Arc<Account>> {
+        self.accounts.iter().filter(|account| counts(account)).min_by_key(|account| account.finished())
     }
 
     /// The last commit that all of these have passed. Every window counts the same chunks, so that of two watermarks
     /// the one with fewer chunks is the lower.
     fn lowest(&self, counts: impl Fn(&Account) -> bool) -> Option<Position> {
-        let counted = self.accounts.iter().filter(|account| counts(account));
-        counted.min_by_key(|account| account.finished()).and_then(|account| account.end())
+        self.lowest_account(counts).and_then(|account| account.end())
     }
 }
 
@@ -216,6 +297,8 @@ struct Pump<'a, 'p> {
     publishers: &'a mut [Publisher<'p>],
     /// Which events of the chunk somebody wants.
     matched: Vec<bool>,
+    /// Where rows are noted that are to be marked.
+    marks: Option<&'a Marks>,
     status: &'a PipelineStatus,
 }
 
@@ -280,6 +363,18 @@ impl Pump<'_, '_> {
                 None => return std::future::pending().await,
             },
         };
+        // What one that stays behind has not had is never behind the watermark of this generation, and is read again.
+        self.marks = self.marks.filter(|_| !self.publishers.iter().any(|one| one.gone && !one.account.is_let_go()));
+        if let Some(marks) = self.marks {
+            let mut room = std::pin::pin!(marks.until_room());
+            loop {
+                tokio::select! {
+                    () = &mut room => break,
+                    // Only what is committed is marked.
+                    () = until(self.due()) => self.commit().await?,
+                }
+            }
+        }
         {
             let mut next = std::pin::pin!(reader.next(chunk, room));
             loop {
@@ -288,6 +383,9 @@ impl Pump<'_, '_> {
                     () = until(self.due()) => self.commit().await?,
                 }
             }
+        }
+        if let Some(marks) = self.marks {
+            marks.note(chunk);
         }
         failpoints::reach("decoded")?;
         self.status.read(chunk);

@@ -13,6 +13,8 @@ use crate::event::{Chunk, Micros};
 use crate::metrics::{PipelineMetrics, PublisherMetrics};
 use crate::position::Position;
 use crate::source::SourceStats;
+use crate::source::backfill::Gap;
+use crate::source::mark::Marking;
 
 /// What a pipeline or a publisher is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,6 +298,10 @@ pub struct Snapshot {
     pub depth: Option<u64>,
     /// Who keeps committed rows from being read, where that can be.
     pub held_back_by: Option<String>,
+    /// `None` where delivered rows are not marked.
+    pub marking: Option<Marking>,
+    /// What became of a position that was lost.
+    pub gap: Option<Gap>,
     pub events: u64,
     pub unmatched: u64,
     pub dead_letters: u64,
@@ -428,12 +434,15 @@ impl PipelineStatus {
         let confirmed = self.confirmed.load(Ordering::Relaxed);
         let lone = publishers.len() == 1 && publishers[0].name == self.name;
         let leads = matches!(told.state, State::Streaming | State::Paused);
+        let marking = self.source.marking.told();
+        let last_error =
+            told.last_error.clone().or_else(|| marking.as_ref().and_then(|marking| marking.trouble.clone()));
         Snapshot {
             name: self.name.clone(),
             state: told.state,
             position: told.position.as_ref().map(Position::to_string),
             // Of several publishers each tells its own.
-            last_error: told.last_error.clone().or_else(|| publishers[0].last_error.clone().filter(|_| lone)),
+            last_error: last_error.or_else(|| publishers[0].last_error.clone().filter(|_| lone)),
             in_flight: publishers.iter().map(|one| one.in_flight).sum(),
             confirmed,
             lag_bytes: self.source.lag_bytes(server.saturating_sub(confirmed)),
@@ -441,6 +450,8 @@ impl PipelineStatus {
             retained_bytes: self.source.retained_bytes.load(Ordering::Relaxed),
             depth: self.source.depth(),
             held_back_by: self.source.held_back_by(),
+            marking,
+            gap: self.source.gap.told(),
             events: publishers.iter().map(|one| one.events).sum(),
             unmatched: self.metrics.unmatched.get(),
             dead_letters: publishers.iter().map(|one| one.dead_letters).sum(),

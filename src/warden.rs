@@ -479,7 +479,7 @@ impl Attempt {
     async fn make(self, pause: Duration) -> Result<(), Failure> {
         tokio::time::sleep(pause).await;
         let window = Arc::new(AckWindow::new(Limits { events: 1, bytes: 1 }, Bells::default()));
-        let owner = Owner { pipeline: &self.pipeline, status: &self.status, ledger: None };
+        let owner = Owner { pipeline: &self.pipeline, status: &self.status, ledger: None, marks: None };
         let mut sink = Sink::create(&self.settings, &self.memory.sink, &window, &owner)?;
         let ready = ready(&mut sink, &self.settings, &window).await;
         sink.abandon().await;

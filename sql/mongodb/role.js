@@ -14,7 +14,7 @@ db.runCommand({ "createRole": "outboxd", "privileges": [
 //     actions: ["find", "insert", "update", "remove"] }])
 // Only for who sets positions by hand (`outboxd position set`); the record can be added to and not changed:
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outboxd_audit" }, actions: ["insert"] }])
-// Only for --capture poll: documents are claimed and marked in the collection itself.
+// Only for --capture poll, or --mark: documents are claimed and marked in the collection itself.
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outbox" }, actions: ["find", "update"] }])
 // Only for retention (--prune-after, `outboxd prune`):
 // db.grantPrivilegesToRole("outboxd", [{ resource: { db: "shop", collection: "outbox" }, actions: ["find", "remove"] }])

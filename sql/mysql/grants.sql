@@ -23,6 +23,9 @@ GRANT SELECT ON shop.outbox TO 'outboxd'@'%';
 -- And for who replays and purges (`outboxd dlq`):
 -- GRANT SELECT, UPDATE, DELETE ON shop.outboxd_dead_letters TO 'outboxd'@'%';
 
+-- Only for --mark, which writes the status of delivered rows:
+-- GRANT SELECT, UPDATE ON shop.outbox TO 'outboxd'@'%';
+
 -- Only for --capture poll, which needs neither of the first two rights: rows are claimed and marked in the table itself.
 -- GRANT SELECT, UPDATE ON shop.outbox TO 'outboxd'@'%';
 

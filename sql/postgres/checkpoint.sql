@@ -7,6 +7,6 @@ CREATE TABLE IF NOT EXISTS outboxd_checkpoint (
     timeline          integer NOT NULL,
     slot              text NOT NULL,
     position          pg_lsn NOT NULL,
-    snapshot          text NOT NULL DEFAULT 'none' CHECK (snapshot IN ('none', 'pending', 'done')),
+    snapshot          text NOT NULL DEFAULT 'none' CHECK (snapshot IN ('none', 'pending', 'done', 'backfill')),
     updated_at        timestamptz NOT NULL DEFAULT now()
 );

@@ -23,6 +23,10 @@ GRANT SELECT, INSERT, UPDATE ON outboxd_checkpoint, outboxd_publishers TO outbox
 -- And for who replays and purges (`outboxd dlq`):
 -- GRANT SELECT, UPDATE, DELETE ON outboxd_dead_letters TO outboxd_relay;
 
+-- Only for --mark, which writes the status of delivered rows (these are the columns of the layout `native`):
+-- GRANT SELECT (id, status, attempts), UPDATE (status, published_at, attempts, last_error, locked_by, locked_until)
+--     ON outbox TO outboxd_relay;
+
 -- Only for --capture poll, which needs no REPLICATION: rows are claimed and marked in the table itself. An event store is only
 -- read, and its progress is written.
 -- GRANT SELECT, UPDATE ON outbox TO outboxd_relay;

@@ -17,6 +17,8 @@ use tokio::net::TcpListener;
 use crate::config::Admin;
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::{Exposition, Metrics};
+use crate::source::backfill::Gap;
+use crate::source::mark::Marking;
 use crate::status::{PipelineStatus, Pruned, PublisherSnapshot, Snapshot, State};
 pub use orders::Guard;
 
@@ -75,7 +77,9 @@ async fn livez(Shared(observed): Shared<Arc<Observed>>) -> Response {
 /// Whether source and sink are reachable; a standby is ready to take over.
 async fn readyz(Shared(observed): Shared<Arc<Observed>>) -> Response {
     let unready = |one: &Snapshot| match one.state {
-        State::Streaming => !one.sink_connected,
+        State::Streaming => {
+            !one.sink_connected || one.marking.as_ref().is_some_and(|marking| marking.trouble.is_some())
+        }
         State::Paused | State::StandingBy => false,
         _ => true,
     };
@@ -127,6 +131,12 @@ struct PipelinePage {
     /// Who keeps committed rows from being read.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_back_by: Option<String>,
+    /// Where delivered rows are marked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marking: Option<MarkingPage>,
+    /// A position that was lost, and what was done about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gap: Option<GapPage>,
     in_flight: usize,
     events: u64,
     unmatched: u64,
@@ -160,6 +170,38 @@ impl From<Pruned> for RetentionPage {
     fn from(pruned: Pruned) -> Self {
         let Pruned { at, rows, partitions, partitions_until, held_back_by, last_error } = pruned;
         RetentionPage { last_pass: at, rows, partitions, partitions_until, held_back_by, last_error }
+    }
+}
+
+#[derive(Serialize)]
+struct MarkingPage {
+    rows: u64,
+    statements: u64,
+    /// Delivered, and not yet marked.
+    waiting: u64,
+    last_error: Option<String>,
+}
+
+impl From<Marking> for MarkingPage {
+    fn from(one: Marking) -> Self {
+        MarkingPage { rows: one.rows, statements: one.statements, waiting: one.waiting, last_error: one.trouble }
+    }
+}
+
+#[derive(Serialize)]
+struct GapPage {
+    lost: String,
+    /// Where the log goes on.
+    position: String,
+    /// Delivered from the table.
+    rows: u64,
+    state: &'static str,
+}
+
+impl From<Gap> for GapPage {
+    fn from(one: Gap) -> Self {
+        let state = if one.done { "done" } else { "backfill" };
+        GapPage { lost: one.lost, position: one.position, rows: one.rows, state }
     }
 }
 
@@ -209,6 +251,8 @@ async fn status(Shared(observed): Shared<Arc<Observed>>) -> axum::Json<StatusPag
             retained_bytes: one.retained_bytes,
             outbox_depth: one.depth,
             held_back_by: one.held_back_by,
+            marking: one.marking.map(MarkingPage::from),
+            gap: one.gap.map(GapPage::from),
             in_flight: one.in_flight,
             events: one.events,
             unmatched: one.unmatched,

@@ -31,6 +31,8 @@ pub enum SnapshotState {
     /// Begun and not known to be delivered: to be redone.
     Pending,
     Done,
+    /// What is not marked is being delivered from the table, after a position was lost: to be gone on with.
+    Backfill,
 }
 
 impl SnapshotState {
@@ -39,7 +41,13 @@ impl SnapshotState {
             SnapshotState::None => "none",
             SnapshotState::Pending => "pending",
             SnapshotState::Done => "done",
+            SnapshotState::Backfill => "backfill",
         }
+    }
+
+    /// Whether rows of the table come before the log.
+    pub fn is_under_way(self) -> bool {
+        matches!(self, SnapshotState::Pending | SnapshotState::Backfill)
     }
 
     /// What is not known was never begun.
@@ -47,6 +55,7 @@ impl SnapshotState {
         match text {
             "pending" => SnapshotState::Pending,
             "done" => SnapshotState::Done,
+            "backfill" => SnapshotState::Backfill,
             _ => SnapshotState::None,
         }
     }

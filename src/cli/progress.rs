@@ -291,14 +291,18 @@ mod tests {
             retained_bytes: 0,
             depth: None,
             held_back_by: None,
+            marking: None,
+            gap: None,
             events,
             unmatched: 0,
             dead_letters: 0,
+            letters_waiting: None,
             leader: true,
             source_connected: true,
             sink_connected: true,
             idle_for: Duration::ZERO,
             in_state_for: Duration::ZERO,
+            pruned: None,
             publishers: Vec::new(),
         }
     }

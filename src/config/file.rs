@@ -47,7 +47,7 @@ pub struct PublisherTable {
 }
 
 /// What is about the whole pipeline, however many publishers it has.
-const PIPELINE_ONLY: [&str; 25] = [
+const PIPELINE_ONLY: [&str; 27] = [
     "source",
     "capture",
     "poll-interval",
@@ -62,6 +62,8 @@ const PIPELINE_ONLY: [&str; 25] = [
     "uuid-column",
     "extended-json",
     "layout",
+    "mark",
+    "on-lost-position",
     "delivery",
     "checkpoint",
     "checkpoint-interval",

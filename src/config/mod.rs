@@ -20,6 +20,7 @@ mod problem;
 mod process_options;
 pub mod reference;
 mod resolve;
+mod resolve_mark;
 mod resolve_poll;
 mod resolve_publisher;
 mod resolve_retention;
@@ -33,15 +34,17 @@ mod values;
 pub use confirm_options::ConfirmOptions;
 pub use file::{FileOptions, PipelineTable, PublisherTable, parse};
 pub use kafka_options::{KafkaOption, OptionValue};
-pub use options::{ExtendedJson, HttpBody, Isolation, LogFormat, PipelineOptions, ProcessOptions, Snapshot};
+pub use options::{
+    ExtendedJson, HttpBody, Isolation, LogFormat, OnLostPosition, PipelineOptions, ProcessOptions, Snapshot,
+};
 pub use problem::{ConfigError, Problem};
 pub use resolve::Said;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Also, Brokers, Capture, CheckpointPlace, DeadLetter, Delivery, HttpSettings, KafkaSettings, MongoSettings,
-    MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings, ProcessSettings,
-    PublisherSettings, RabbitSettings, RetentionSettings, RouteSettings, SelectionSettings, Settings, SinkSettings,
-    SourceSettings, Start, TableName, TopicCreation, WindowSettings,
+    Admin, Also, Brokers, Capture, CheckpointPlace, DeadLetter, Delivery, HttpSettings, KafkaSettings, MarkSettings,
+    MongoSettings, MySqlSettings, Naming, PipelineSettings, PollSettings, PositionSettings, PostgresSettings,
+    ProcessSettings, PublisherSettings, RabbitSettings, RetentionSettings, RouteSettings, SelectionSettings, Settings,
+    SinkSettings, SourceSettings, Start, TableName, TopicCreation, WindowSettings,
 };
 pub use source_url::{SourceUrl, redact_url};
 pub use values::{Assignment, ByteSize, Span};

@@ -40,6 +40,16 @@ pub enum Snapshot {
     Existing,
 }
 
+/// What is done when the log no longer has what was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLostPosition {
+    /// The pipeline ends with exit 4 and a gap report
+    Exit,
+    /// A new position is made, and what the table has not marked is delivered from there first
+    Backfill,
+}
+
 /// How MongoDB's documents are written as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -145,6 +155,20 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_START", value_name = "POSITION", default_value = "now", help_heading = "Source")]
     pub start: Option<String>,
 
+    /// What to do when the position is lost: a slot dropped or invalidated, a binary log purged, a resume token too old
+    ///
+    /// `backfill` makes a new position, delivers from the table what is not marked as delivered, and goes on with the log. It
+    /// needs --mark, or an application that writes the layout's status itself; without that it is exit 4 as well.
+    #[arg(
+        long,
+        env = "OUTBOXD_ON_LOST_POSITION",
+        value_enum,
+        value_name = "WHAT",
+        default_value = "exit",
+        help_heading = "Source"
+    )]
+    pub on_lost_position: Option<OnLostPosition>,
+
     /// Id of outboxd among the replicas of a MySQL or MariaDB server [default: random]
     #[arg(long, env = "OUTBOXD_SERVER_ID", value_name = "ID", help_heading = "Source")]
     pub server_id: Option<u32>,
@@ -171,7 +195,8 @@ pub struct PipelineOptions {
 
     /// Column that plays a role of the layout, e.g. `key=customer_id`, or `key=/customer/id` inside a JSON payload; repeatable
     ///
-    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags, received_at. In the file: `column = { key = "customer_id" }`.
+    /// Roles: id, key, topic, type, payload, headers, timestamp, version, tags, received_at, and published (null until it was
+    /// delivered). In the file: `column = { key = "customer_id" }`.
     #[arg(long, env = "OUTBOXD_COLUMN", value_name = "ROLE=NAME", value_delimiter = ',', help_heading = "Routing")]
     #[serde(deserialize_with = "values::assignments")]
     pub column: Vec<Assignment>,
@@ -373,6 +398,13 @@ pub struct PipelineOptions {
     #[arg(long, env = "OUTBOXD_WORKER_ID", value_name = "NAME", help_heading = "Polling")]
     pub worker_id: Option<String>,
 
+    /// Write back to the table which rows were delivered from the log: status, published_at and whatever the layout has for it
+    ///
+    /// In batches, behind the acknowledgements; the position is confirmed behind the marks, so that no delivered row stays
+    /// unmarked. It needs the layout's status columns and UPDATE on the table, or `--column published=COLUMN`.
+    #[arg(long, env = "OUTBOXD_MARK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), help_heading = "Delivery")]
+    pub mark: Option<bool>,
+
     /// Promise made to consumers: `at-least-once`, or `exactly-once` for those that read Kafka with read_committed
     #[arg(
         long,
@@ -502,6 +534,7 @@ impl PipelineOptions {
             message_prefix: list(self.message_prefix, lower.message_prefix),
             snapshot: self.snapshot.or(lower.snapshot),
             start: self.start.or(lower.start),
+            on_lost_position: self.on_lost_position.or(lower.on_lost_position),
             server_id: self.server_id.or(lower.server_id),
             uuid_column: list(self.uuid_column, lower.uuid_column),
             extended_json: self.extended_json.or(lower.extended_json),
@@ -541,6 +574,7 @@ impl PipelineOptions {
             stuck_after: self.stuck_after.or(lower.stuck_after),
             max_groups: self.max_groups.or(lower.max_groups),
             worker_id: self.worker_id.or(lower.worker_id),
+            mark: self.mark.or(lower.mark),
             delivery: self.delivery.or(lower.delivery),
             checkpoint: self.checkpoint.or(lower.checkpoint),
             checkpoint_interval: self.checkpoint_interval.or(lower.checkpoint_interval),

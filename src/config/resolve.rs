@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::file::{self, FileOptions, PipelineTable, PublisherTable};
 use super::kafka_options::{self, Guard, OptionValue};
-use super::options::{ExtendedJson, LAYOUTS, PipelineOptions, ProcessOptions, Snapshot};
+use super::options::{ExtendedJson, LAYOUTS, OnLostPosition, PipelineOptions, ProcessOptions, Snapshot};
 use super::places::{self, Places};
 use super::problem::{ConfigError, Problem, nearest};
 use super::resolve_publisher::Layer;
@@ -168,6 +168,10 @@ fn clashes(pipelines: &[PipelineSettings], named: &[String]) -> Vec<Problem> {
             if !matches!((&pipeline.capture, &earlier.capture), (Capture::Log, Capture::Log)) {
                 continue;
             }
+            if let Some(table) = pipeline.marked_like(earlier) {
+                let what = format!("marks the rows of {table} as {} does: a row can say it of one only", earlier.name);
+                problems.push(Problem::new(format!("pipeline {}", pipeline.name), what));
+            }
             let (SourceSettings::Postgres(one), SourceSettings::Postgres(other)) = (&pipeline.source, &earlier.source)
             else {
                 continue;
@@ -303,6 +307,7 @@ impl Resolver {
             let what = "a row's status tells of one publisher only: give it one, or use `capture = \"log\"`";
             self.problem("capture", what);
         }
+        let status = self.status(&said, source.as_ref(), capture.as_ref());
         let name = name.or_else(|| self.table.clone()).or(own_name).unwrap_or_default();
         let named = !publishers.is_empty();
         let publishers = self.publishers(&said, publishers, source.as_ref(), &name);
@@ -336,6 +341,9 @@ impl Resolver {
             route,
             kafka: kafka?,
             publishers: publishers.into_iter().collect::<Option<_>>()?,
+            status,
+            mark: said.mark.unwrap_or(false),
+            on_lost_position: said.on_lost_position.unwrap_or(OnLostPosition::Exit),
             checkpoint_interval,
             retention,
             until_caught_up: said.until_caught_up.unwrap_or(false),

@@ -62,6 +62,12 @@ impl Resolver {
         if said.server_id.is_some() {
             self.problem("server-id", "cannot be the same for several readers: leave it out");
         }
+        if said.mark == Some(true) {
+            self.problem(
+                "mark",
+                "a row says for all publishers that it was delivered: none can have a position of its own",
+            );
+        }
         let mut publisher = publisher;
         said.slot = publisher.options.slot.take().or(said.slot);
         said.start = publisher.options.start.take().or(said.start);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::confirm_options::ConfirmOptions;
 use super::kafka_options::KafkaOption;
-use super::options::{ExtendedJson, HttpBody, LogFormat, Snapshot};
+use super::options::{ExtendedJson, HttpBody, LogFormat, OnLostPosition, Snapshot};
 use super::secret::Secret;
 use super::source_url::SourceUrl;
 use crate::position::Lsn;
@@ -56,6 +56,11 @@ pub struct PipelineSettings {
     pub kafka: KafkaSettings,
     /// At least one; without tables of their own in the file, the one that is called as the pipeline is.
     pub publishers: Vec<PublisherSettings>,
+    /// How a row says that it was delivered, where the log is read and its table has columns for that.
+    pub status: Option<MarkSettings>,
+    /// Whether that is written.
+    pub mark: bool,
+    pub on_lost_position: OnLostPosition,
     pub checkpoint_interval: Duration,
     pub retention: RetentionSettings,
     pub until_caught_up: bool,
@@ -71,6 +76,19 @@ impl PipelineSettings {
     pub fn is_lone(&self) -> bool {
         self.publishers.len() == 1 && self.publishers[0].name == self.name
     }
+
+    /// How delivered rows are marked, if they are.
+    pub fn marking(&self) -> Option<&MarkSettings> {
+        self.status.as_ref().filter(|_| self.mark)
+    }
+}
+
+/// The columns by which a row says that it was delivered.
+#[derive(Clone, Debug)]
+pub struct MarkSettings {
+    pub scheme: &'static Polling,
+    /// How often a row may fail before nobody tries it again.
+    pub most: u32,
 }
 
 /// What is deleted of a pipeline's tables.

@@ -51,7 +51,7 @@ impl<'a> Replayer<'a> {
             None => {
                 let limits = Limits { events: 1, bytes: 1 };
                 let window = Arc::new(AckWindow::new(limits, Bells::default()));
-                let owner = Owner { pipeline: &self.pipeline.name, status: &self.status, ledger: None };
+                let owner = Owner { pipeline: &self.pipeline.name, status: &self.status, ledger: None, marks: None };
                 let mut sink = Sink::for_replay(self.publisher, &self.memory, &window, &owner)?;
                 tokio::select! {
                     ready = sink.ready(&[]) => ready?,

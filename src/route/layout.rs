@@ -20,10 +20,12 @@ pub enum Role {
     Tags,
     /// When a consumer had the record. No part of it: whoever confirms receipts writes it.
     ReceivedAt,
+    /// When it was delivered; null before.
+    Published,
 }
 
 impl Role {
-    pub const ALL: [(&'static str, Role); 11] = [
+    pub const ALL: [(&'static str, Role); 12] = [
         ("id", Role::Id),
         ("key", Role::Key),
         ("topic", Role::Topic),
@@ -35,6 +37,7 @@ impl Role {
         ("partition", Role::Partition),
         ("tags", Role::Tags),
         ("received_at", Role::ReceivedAt),
+        ("published", Role::Published),
     ];
 
     pub fn named(name: &str) -> Option<Role> {

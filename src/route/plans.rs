@@ -1,15 +1,18 @@
 //! All plans of a pipeline over one projection, so that a source decodes once whatever any of its publishers needs.
 
 use super::Plan;
+use super::layout::{Layout, Role};
 use super::selection::Selection;
-use crate::config::PipelineSettings;
-use crate::event::Projection;
+use crate::config::{PipelineSettings, SourceSettings};
+use crate::event::{Projection, Want};
 use crate::failure::{ExitCode, Halt};
 
 pub struct Plans {
     pub projection: Projection,
     /// One for each publisher, in order.
     pub publishers: Vec<(Plan, Option<Selection>)>,
+    /// Where a row's id is, if delivered rows are marked.
+    pub mark: Option<usize>,
 }
 
 impl Plans {
@@ -35,6 +38,17 @@ impl Plans {
                 }
             })?);
         }
-        Ok(Plans { projection, publishers })
+        let mark = settings.marking().and_then(|_| id_slot(settings, &mut projection));
+        Ok(Plans { projection, publishers, mark })
     }
+}
+
+/// The place of what finds a row again.
+fn id_slot(settings: &PipelineSettings, projection: &mut Projection) -> Option<usize> {
+    if let SourceSettings::Mongo(_) = settings.source {
+        return Some(projection.slot("_id", Want::Key, false));
+    }
+    let chosen = settings.route.columns.iter().rev().find(|(role, _)| role == "id").map(|(_, column)| column.as_str());
+    let own = || Layout::named(&settings.route.layout)?.column(Role::Id).map(|(column, _)| column);
+    chosen.or_else(own).map(|column| projection.slot(column, Want::Text, true))
 }

@@ -18,6 +18,9 @@ pub enum Test {
     Is(&'static str),
     IsNumber(i64),
     IsNull,
+    /// Anything else, nothing at all included.
+    NoneOf(&'static [&'static str]),
+    NotNumber(i64),
     /// Fewer failures than a row may have.
     BelowMost,
     /// As many failures as a row may have.
@@ -39,6 +42,8 @@ pub enum Set {
     Worker,
     LeaseEnd,
     OneMore,
+    /// As many tries as a row may have, or one more than it had: there is no further one.
+    AllTries,
     /// Why it was refused.
     Why,
     /// The refusal in a word, as Kafka calls it.
@@ -93,12 +98,28 @@ pub struct Polling {
     pub fail: Sets,
     /// Rows that have failed for good.
     pub failed: Tests,
+    /// Rows that do not say that they were delivered, whoever wrote that.
+    pub unmarked: Tests,
+    /// Those of them that have not failed for good either.
+    pub open: Tests,
+    /// What is set in a row that was read from the log and is in the dead-letter place now.
+    pub parked: Sets,
 }
 
 impl Polling {
     /// Whether the table itself knows what is on its way.
     pub fn claims(&self) -> bool {
         !self.claim.is_empty()
+    }
+
+    /// The columns that marking cannot do without. What it merely clears need not be there.
+    pub fn marks(&self) -> Vec<&'static str> {
+        let tested = self.unmarked.iter().chain(self.open).map(|(column, _)| *column);
+        let set = self.done.iter().chain(self.parked).filter(|(_, set)| *set != Set::Null).map(|(column, _)| *column);
+        let mut columns: Vec<_> = tested.chain(set).chain(self.own_most).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        columns
     }
 
     /// Every column it reads or sets.
@@ -156,15 +177,20 @@ pub static NATIVE: Polling = Polling {
         ("locked_by", Set::Null),
         ("locked_until", Set::Null),
     ],
-    fail: &[
-        ("status", Set::Text("failed")),
-        ("attempts", Set::OneMore),
-        ("last_error", Set::Why),
-        ("locked_by", Set::Null),
-        ("locked_until", Set::Null),
-    ],
+    fail: FAILED_NATIVE,
     failed: &[("status", Test::Is("failed"))],
+    unmarked: &[("status", Test::NoneOf(&["published"]))],
+    open: &[("status", Test::NoneOf(&["published", "failed"]))],
+    parked: FAILED_NATIVE,
 };
+
+const FAILED_NATIVE: Sets = &[
+    ("status", Set::Text("failed")),
+    ("attempts", Set::OneMore),
+    ("last_error", Set::Why),
+    ("locked_by", Set::Null),
+    ("locked_until", Set::Null),
+];
 
 pub static MESSAGE_GROUP: Polling = Polling {
     interval: SECOND,
@@ -191,9 +217,14 @@ pub static MESSAGE_GROUP: Polling = Polling {
     done: &[("status", Set::Text("COMPLETED")), ("processed_at", Set::Now)],
     release: &[("status", Set::Text("PENDING"))],
     retry: &[("status", Set::Text("PENDING")), ("retry_count", Set::OneMore), ("error_message", Set::Why)],
-    fail: &[("status", Set::Text("FAILED")), ("error_message", Set::Why)],
+    fail: FAILED_GROUP,
     failed: &[("status", Test::Is("FAILED"))],
+    unmarked: &[("status", Test::NoneOf(&["COMPLETED"]))],
+    open: &[("status", Test::NoneOf(&["COMPLETED", "FAILED"]))],
+    parked: FAILED_GROUP,
 };
+
+const FAILED_GROUP: Sets = &[("status", Set::Text("FAILED")), ("error_message", Set::Why)];
 
 pub static ENTITY: Polling = Polling {
     interval: SECOND,
@@ -232,6 +263,16 @@ pub static ENTITY: Polling = Polling {
     retry: FAILED_ENTITY,
     fail: FAILED_ENTITY,
     failed: &[("status", Test::Is("failed")), ("retry_count", Test::Exhausted)],
+    unmarked: &[("status", Test::NoneOf(&["published"]))],
+    open: &[("status", Test::NoneOf(&["published", "failed"]))],
+    parked: &[
+        ("status", Set::Text("failed")),
+        ("retry_count", Set::AllTries),
+        ("last_error", Set::Why),
+        ("last_error_at", Set::Now),
+        ("locked_by", Set::Null),
+        ("locked_until", Set::Null),
+    ],
 };
 
 /// Whether it is tried again is told by the count.
@@ -271,6 +312,9 @@ pub static OCCURRED_ON: Polling = Polling {
     retry: FAILED_MESSAGE,
     fail: FAILED_MESSAGE,
     failed: &[("ProcessedOnUtc", Test::IsNull), ("RetryCount", Test::Exhausted)],
+    unmarked: &[("ProcessedOnUtc", Test::IsNull)],
+    open: &[("ProcessedOnUtc", Test::IsNull), ("RetryCount", Test::BelowMost)],
+    parked: &[("RetryCount", Set::AllTries), ("Error", Set::Why)],
 };
 
 const FAILED_MESSAGE: Sets = &[("RetryCount", Set::OneMore), ("Error", Set::Why)];
@@ -302,6 +346,48 @@ pub static PRODUCE_RECEIVE: Polling = Polling {
     retry: NOT_PRODUCED,
     fail: NOT_PRODUCED,
     failed: &[("processed", Test::IsNumber(0)), ("retry", Test::Exhausted)],
+    unmarked: &[("processed", Test::NotNumber(1))],
+    open: &[("processed", Test::NotNumber(1)), ("retry", Test::BelowMost)],
+    parked: &[("retry", Set::AllTries), ("error_code", Set::Code)],
 };
 
 const NOT_PRODUCED: Sets = &[("retry", Set::OneMore), ("error_code", Set::Code)];
+
+/// One column, of the role `published`, that is null until a row was delivered. It is never polled: it says nothing of rows
+/// that are on their way. A row in the dead-letter place is done with as well, and there is no other word for it.
+pub static PUBLISHED: Polling = Polling {
+    interval: SECOND,
+    batch: 0,
+    most: 0,
+    counts_last: false,
+    fails_at_once: false,
+    own_most: None,
+    lease: MINUTE,
+    first_backoff: SECOND,
+    longest_backoff: MINUTE,
+    longest_idle: SECOND,
+    order: &[],
+    within: None,
+    document_order: &[],
+    attempts: "",
+    pending: NOT_PUBLISHED,
+    next_try: None,
+    failed_again: None,
+    claimed: &[],
+    expired: &[],
+    claim: &[],
+    renew: &[],
+    done: NOW_PUBLISHED,
+    release: &[],
+    retry: &[],
+    fail: &[],
+    failed: &[],
+    unmarked: NOT_PUBLISHED,
+    open: NOT_PUBLISHED,
+    parked: NOW_PUBLISHED,
+};
+
+/// What the column of the role is called here.
+pub const PUBLISHED_COLUMN: &str = "published";
+const NOT_PUBLISHED: Tests = &[(PUBLISHED_COLUMN, Test::IsNull)];
+const NOW_PUBLISHED: Sets = &[(PUBLISHED_COLUMN, Set::Now)];

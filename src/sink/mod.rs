@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::ack_window::{AckWindow, Receipt};
 use crate::config::{Brokers, DeadLetter, Delivery, PublisherSettings, SinkSettings};
 use crate::failpoints::Injected;
+use crate::marks::Marks;
 use crate::milestone::Milestone;
 use crate::preflight::{Finding, Report};
 use crate::route::{Plan, Record};
@@ -80,6 +81,8 @@ pub struct Owner<'a> {
     pub status: &'a Arc<PublisherStatus>,
     /// Where its rows are, if a poller claimed them.
     pub ledger: Option<&'a Arc<Ledger>>,
+    /// Where rows are noted that were read from the log and are to be marked, and its number there.
+    pub marks: Option<(&'a Arc<Marks>, usize)>,
 }
 
 /// Enum dispatch over the few sinks there are.

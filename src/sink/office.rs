@@ -16,6 +16,7 @@ use crate::config::{DeadLetter, KafkaSettings, PublisherSettings, SinkSettings, 
 use crate::dead_letters::letter::{self, Letter};
 use crate::dead_letters::writer::LetterWriter;
 use crate::event::{CommitId, Micros};
+use crate::marks::Marks;
 
 /// How long librdkafka tries before we look again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,6 +33,8 @@ pub struct Office {
     attempts: u32,
     place: Place,
     taken: Counter,
+    /// Where it is noted what was taken, and the publisher's number there.
+    marks: Option<(Arc<Marks>, usize)>,
 }
 
 enum Place {
@@ -59,7 +62,7 @@ impl Office {
 
     fn at(place: Place) -> Self {
         let (pipeline, publisher, tables) = Default::default();
-        Office { pipeline, publisher, tables, attempts: 1, place, taken: Counter::default() }
+        Office { pipeline, publisher, tables, attempts: 1, place, taken: Counter::default(), marks: None }
     }
 
     /// Whether letters go to a table.
@@ -99,6 +102,7 @@ impl Office {
             attempts: retries.saturating_add(1),
             place,
             taken: owner.status.metrics.dead_letters.clone(),
+            marks: owner.marks.map(|(marks, number)| (marks.clone(), number)),
         })
     }
 
@@ -147,6 +151,9 @@ impl Office {
             Place::Table(writer) => format!("table {}", writer.table()),
         };
         self.take(&letter).await?;
+        if let (Some((marks, number)), Some(row)) = (&self.marks, parcel.row) {
+            marks.parked(row, *number, why);
+        }
         self.taken.inc();
         tracing::warn!(commit = %parcel.commit, "an event was put into the dead-letter {place}: {why}");
         Ok(())

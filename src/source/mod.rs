@@ -2,6 +2,8 @@
 //! keepalives never wait for reading: a [`Reader`] that yields chunks, and a [`Confirmer`] that moves the position.
 
 pub mod audit;
+pub mod backfill;
+pub mod mark;
 pub mod mongodb;
 pub mod mysql;
 pub mod notes;
@@ -22,7 +24,7 @@ use crate::config::{Capture, PipelineSettings, SourceSettings};
 use crate::event::{Chunk, Projection};
 use crate::failpoints::Injected;
 use crate::position::Position;
-use crate::preflight::Finding;
+use crate::preflight::{Finding, Verdict};
 use poll::Room;
 use poll::ledger::Ledger;
 
@@ -81,6 +83,9 @@ pub struct SourceStats {
     /// Who keeps committed rows from being read.
     held_back_by: Mutex<Option<String>>,
     ignored: [AtomicU64; 3],
+    pub marking: mark::MarkStats,
+    /// What became of a position that was lost.
+    pub gap: backfill::GapStats,
 }
 
 /// Changes of outbox tables that are not events.
@@ -163,8 +168,10 @@ pub struct Opened {
     pub reaches: Position,
     /// The history that positions are of: one noted in another says nothing here.
     pub lineage: String,
-    /// No position was stored, so that none that was noted is of this life.
+    /// No position was stored, or the one that was is lost, so that none that was noted is of this life.
     pub begun: bool,
+    /// Rows of the table come before the log.
+    pub table_first: bool,
     /// Ends when the source must be let go at once, though reading may still look fine.
     pub alarm: JoinHandle<Result<(), SourceFailure>>,
 }
@@ -242,6 +249,24 @@ pub async fn open(
 
 /// Looks at everything that a run needs of the source, and changes nothing.
 pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
+    let mut findings = capture_preflight(settings, projection).await;
+    if let Some((what, remedy)) = backfill::foresee(settings) {
+        findings.push(Finding {
+            check: "backfill",
+            subject: format!("pipeline {}", settings.name),
+            verdict: Verdict::Warn,
+            seen: what,
+            remedy,
+        });
+    }
+    if let Some(how) = settings.marking() {
+        let more = Box::pin(mark::preflight(settings, how, &findings)).await;
+        findings.extend(more);
+    }
+    findings
+}
+
+async fn capture_preflight(settings: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     if let Capture::Poll(polling) = &settings.capture {
         return Box::pin(poll::preflight(polling, settings, projection)).await;
     }
@@ -250,12 +275,8 @@ pub async fn preflight(settings: &PipelineSettings, projection: &Projection) -> 
     }
     match &settings.source {
         SourceSettings::Postgres(source) => postgres::preflight::preflight(source, settings, projection).await,
-        SourceSettings::MySql(source) => {
-            mysql::preflight::preflight(source, &settings.name, projection, &settings.kafka).await
-        }
-        SourceSettings::Mongo(source) => {
-            Box::pin(mongodb::preflight::preflight(source, &settings.name, &settings.kafka)).await
-        }
+        SourceSettings::MySql(source) => mysql::preflight::preflight(source, settings, projection).await,
+        SourceSettings::Mongo(source) => Box::pin(mongodb::preflight::preflight(source, settings)).await,
     }
 }
 
@@ -301,7 +322,9 @@ pub enum Settled {
 
 impl Settled {
     fn snapshot_pending(pipeline: &str) -> Self {
-        Settled::No(format!("pipeline `{pipeline}` has yet to deliver the rows that were there at its first start"))
+        Settled::No(format!(
+            "pipeline `{pipeline}` has yet to deliver rows that are in the table, before it goes on with the log"
+        ))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::config::{Capture, DeadLetter, PipelineSettings, TableName};
 use crate::event::Projection;
 use crate::retention::rule;
+use crate::route::polling;
 
 /// How a database says it of a table with partitions.
 pub struct Words {
@@ -42,7 +43,8 @@ impl<S> Wanted<'_, S> {
 
     /// The layout `native`, with its columns for polling.
     pub fn is_native_status(&self) -> bool {
-        self.of.route.layout == "native" && (self.status_columns || !self.is_log())
+        let marked = self.of.marking().is_some_and(|marking| std::ptr::eq(marking.scheme, &polling::NATIVE));
+        self.of.route.layout == "native" && (self.status_columns || marked || !self.is_log())
     }
 
     /// The column that was chosen for a role; a path into a message is none.
@@ -94,6 +96,17 @@ pub fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> String {
     filled
 }
 
+/// How a template defines a column, as `ADD COLUMN` takes it.
+pub fn definition(template: &str, column: &str) -> Option<String> {
+    let filled = fill(template, |_| None);
+    let mut lines = filled.lines().map(|line| line.trim().trim_start_matches("ADD COLUMN "));
+    let line = lines.find(|line| {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        name.trim_matches(['"', '`']) == column
+    });
+    line.map(|line| line.trim_end_matches([',', ';']).to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,5 +117,14 @@ mod tests {
         assert_eq!(fill(template, |_| None), "CREATE TABLE outbox (id uuid)");
         let named = |name: &str| (name == "table").then(|| "\"x\"".to_owned());
         assert_eq!(fill(template, named), "CREATE TABLE \"x\" (id uuid)");
+    }
+
+    #[test]
+    fn a_template_tells_how_it_defines_a_column() {
+        let made = "CREATE TABLE outbox (\n    status text DEFAULT 'a, b',\n    -- When.\n    \"At\" timestamptz\n)";
+        assert_eq!(definition(made, "status").as_deref(), Some("status text DEFAULT 'a, b'"));
+        assert_eq!(definition(made, "At").as_deref(), Some("\"At\" timestamptz"));
+        assert_eq!(definition("ALTER TABLE x\n    ADD COLUMN n int;", "n").as_deref(), Some("n int"));
+        assert_eq!(definition(made, "sta"), None);
     }
 }

@@ -134,6 +134,30 @@ impl MySqlDatabase {
         text.parse().unwrap_or_else(|_| panic!("{query}: {text} is not a number"))
     }
 
+    /// Makes the server forget all of its log but the file that it writes to, though a replica may read it.
+    pub async fn purge_all_but_the_last(&self) {
+        if self.flavor() == MySqlFlavor::MariaDb {
+            // Else it purges nothing while no replica is connected.
+            self.execute("SET GLOBAL slave_connections_needed_for_purge = 0").await;
+        }
+        let dumps = "SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'";
+        eventually(PATIENCE, "no replica reads", async || {
+            let dumps = self.rows(dumps).await;
+            for row in &dumps {
+                let _ = self.connect().await.execute(&format!("KILL {}", row.string(0))).await;
+            }
+            dumps.is_empty().then_some(())
+        })
+        .await;
+        self.execute("FLUSH BINARY LOGS").await;
+        let file = self.rows("SHOW BINARY LOGS").await.last().expect("a log").string(0);
+        eventually(PATIENCE, "the log is purged", async || {
+            self.execute(&format!("PURGE BINARY LOGS TO '{file}'")).await;
+            (self.rows("SHOW BINARY LOGS").await.len() == 1).then_some(())
+        })
+        .await;
+    }
+
     /// The stored position, as text.
     pub async fn checkpoint(&self) -> Option<String> {
         let pipeline = self.pipeline();

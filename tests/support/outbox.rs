@@ -106,6 +106,33 @@ impl PrivateServer {
         }
     }
 
+    /// One whose log can be lost.
+    pub async fn forgetful(source: Source) -> Self {
+        match source {
+            Source::MongoDb => PrivateServer::MongoDb(PrivateMongo::start(1, PrivateMongo::FORGETFUL).await),
+            _ => Self::start(source).await,
+        }
+    }
+
+    /// Makes the log forget what no relay has confirmed.
+    pub async fn lose(&self, outbox: &Outbox) {
+        match (self, &outbox.database) {
+            (_, Kind::Postgres(database)) => {
+                let slot = database.slot();
+                eventually(PATIENCE, "the slot is dropped", async || {
+                    let ended = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active_pid IS NOT NULL";
+                    database.text(ended).await;
+                    let dropped = format!("SELECT pg_drop_replication_slot('{slot}')");
+                    database.sql.batch_execute(&dropped).await.ok()
+                })
+                .await;
+            }
+            (_, Kind::MySql(database)) => database.purge_all_but_the_last().await,
+            (PrivateServer::MongoDb(server), _) => server.forget_history().await,
+            _ => panic!("the outbox is not on this server"),
+        }
+    }
+
     pub fn url(&self) -> String {
         match self {
             PrivateServer::Postgres(server) => server.url(),
@@ -192,6 +219,48 @@ impl Outbox {
         self.execute(&format!("CREATE TABLE outbox ({columns})")).await;
     }
 
+    /// Gives the outbox what marking needs, and nothing that polling needs besides.
+    pub async fn add_status(&self) {
+        let moment = if self.source.is_postgres() { "timestamptz" } else { "DATETIME(6)" };
+        let columns = [
+            "status VARCHAR(20) NOT NULL DEFAULT 'pending'",
+            "attempts INT NOT NULL DEFAULT 0",
+            "last_error TEXT",
+            &format!("published_at {moment}"),
+        ];
+        if self.source != Source::MongoDb {
+            let added: Vec<_> = columns.iter().map(|column| format!("ADD COLUMN {column}")).collect();
+            self.execute(&format!("ALTER TABLE outbox {}", added.join(", "))).await;
+        }
+    }
+
+    /// How many rows of the outbox say that they were delivered, and how many do not.
+    pub async fn marked(&self) -> (usize, usize) {
+        if let Kind::MongoDb(database) = &self.database {
+            let count = async |filter| {
+                let counted = database.collection("outbox").count_documents(filter).await;
+                counted.expect("documents are counted") as usize
+            };
+            let marked = count(doc! { "status": "published", "published_at": { "$type": "date" } }).await;
+            return (marked, count(doc! {}).await - marked);
+        }
+        let marked = "status = 'published' AND published_at IS NOT NULL";
+        let query = format!("SELECT concat(sum(CASE WHEN {marked} THEN 1 ELSE 0 END), ' ', count(*)) FROM outbox");
+        let counted = self.text(&query).await.expect("a count");
+        let (marked, all) = counted.split_once(' ').expect("two numbers");
+        let number = |text: &str| text.parse::<usize>().unwrap_or(0);
+        (number(marked), number(all) - number(marked))
+    }
+
+    /// Waits until every row of the outbox says that it was delivered.
+    pub async fn until_all_marked(&self, within: Duration) {
+        eventually(within, "every row is marked", async || {
+            let (marked, unmarked) = self.marked().await;
+            (marked > 0 && unmarked == 0).then_some(())
+        })
+        .await;
+    }
+
     async fn with_busy(source: Source, database: Kind) -> Self {
         let outbox = Outbox { source, database };
         match &outbox.database {
@@ -215,6 +284,14 @@ impl Outbox {
             Kind::Postgres(database) => database.reconnect().await,
             Kind::MySql(database) => database.reconnect().await,
             Kind::MongoDb(_) => panic!("MongoDB's driver reconnects by itself"),
+        }
+    }
+
+    /// The slot that a relay makes unless told another name.
+    pub fn slot(&self) -> String {
+        match &self.database {
+            Kind::Postgres(database) => database.slot(),
+            _ => panic!("{:?} has no slots", self.source),
         }
     }
 

@@ -1,11 +1,11 @@
-//! Outboxes that are polled: one face for the layouts and the databases that have them.
+//! Outboxes with status columns, which are polled or marked: one face for the layouts and the databases that have them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mongodb::bson::{DateTime, Document, Uuid, doc};
 
-use super::{Outbox, Relay, Source, Topic, TopicReader, outboxd};
+use super::{Outbox, PATIENCE, Relay, Source, Topic, TopicReader, eventually, outboxd};
 
 /// A layout with status columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +39,13 @@ impl Form {
         }
     }
 
-    fn flags(self) -> Vec<&'static str> {
-        let mut flags = vec!["--capture", "poll", "--layout", self.layout(), "--table", self.table()];
+    fn flags(self, how: How) -> Vec<&'static str> {
+        let mut flags = vec!["--layout", self.layout(), "--table", self.table()];
+        match how {
+            How::Polled => flags.extend(["--capture", "poll"]),
+            How::Marked => flags.push("--mark"),
+            How::Read => {}
+        }
         if self == Form::OccurredOn {
             flags.extend(["--column", "key=/key"]);
         }
@@ -48,10 +53,22 @@ impl Form {
     }
 }
 
+/// Who writes the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// Whoever polls the table.
+    Polled,
+    /// Whoever delivers it from the log.
+    Marked,
+    /// Nobody who delivers it.
+    Read,
+}
+
 /// A database with a table of a layout, made by `init`.
 pub struct Polled {
     pub outbox: Outbox,
     pub form: Form,
+    how: How,
 }
 
 impl Polled {
@@ -61,24 +78,47 @@ impl Polled {
 
     /// With more that is said to `init`.
     pub async fn init(source: Source, form: Form, more: &[&str]) -> Self {
-        let outbox = Outbox::create(source).await;
+        Self::made(Outbox::create(source).await, form, How::Polled, more).await
+    }
+
+    /// Whose rows are read from the log, and marked.
+    pub async fn marked(source: Source, form: Form) -> Self {
+        Self::made(Outbox::create(source).await, form, How::Marked, &[]).await
+    }
+
+    /// On a private server.
+    pub async fn marked_at(source: Source, server_url: &str, form: Form) -> Self {
+        Self::made(Outbox::create_at(source, server_url).await, form, How::Marked, &[]).await
+    }
+
+    /// On a private server, whose rows are read from the log and left as they are.
+    pub async fn read_at(source: Source, server_url: &str, form: Form) -> Self {
+        Self::made(Outbox::create_at(source, server_url).await, form, How::Read, &[]).await
+    }
+
+    /// On a private server, and polled.
+    pub async fn create_at(source: Source, server_url: &str, form: Form) -> Self {
+        Self::made(Outbox::create_at(source, server_url).await, form, How::Polled, &[]).await
+    }
+
+    async fn made(outbox: Outbox, form: Form, how: How, more: &[&str]) -> Self {
         let url = outbox.url();
         for expected in ["created ", "nothing to do: everything is in place"] {
-            let ended = outboxd(&[&["init", &url], &form.flags()[..], more].concat()).await;
+            let ended = outboxd(&[&["init", &url], &form.flags(how)[..], more].concat()).await;
             assert!(ended.code == 0 && ended.stdout.contains(expected), "{ended:?}");
         }
-        Polled { outbox, form }
+        Polled { outbox, form, how }
     }
 
     /// What tells outboxd of the table.
     pub fn flags(&self) -> Vec<&'static str> {
-        self.form.flags()
+        self.form.flags(self.how)
     }
 
     /// The arguments of a run into a topic.
     pub fn arguments<'a>(&'a self, url: &'a str, topic: &'a Topic, flags: &[&'a str]) -> Vec<&'a str> {
         let run = ["run", url, "--brokers", &topic.brokers, "--topic", &topic.name];
-        [&run[..], &self.form.flags(), flags].concat()
+        [&run[..], &self.flags(), flags].concat()
     }
 
     pub fn relay(&self, topic: &Topic, flags: &[&str]) -> Relay {
@@ -89,7 +129,7 @@ impl Polled {
     /// A run to some other sink.
     pub fn relay_to(&self, sink: &str, flags: &[&str]) -> Relay {
         let url = self.outbox.url();
-        Relay::spawn(&[&["run", &url, "--sink", sink], &self.form.flags()[..], flags].concat())
+        Relay::spawn(&[&["run", &url, "--sink", sink], &self.flags()[..], flags].concat())
     }
 
     /// Adds the rows `from..to` of a key in one statement: each says its key and its number.
@@ -169,6 +209,12 @@ impl Polled {
             return self.count_documents(done).await;
         }
         self.count(self.done_test()).await
+    }
+
+    /// Waits until the table says of so many rows that they were delivered.
+    pub async fn until_done(&self, rows: usize) {
+        eventually(PATIENCE, &format!("{rows} rows are marked"), async || (self.done().await == rows).then_some(()))
+            .await;
     }
 
     /// How many rows have this status.

@@ -8,7 +8,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use super::{Form, Outbox, PATIENCE, Polled, Relay, Source, Topic, eventually, outboxd};
+use super::{Form, PATIENCE, Polled, Relay, Source, Topic, eventually};
 
 const FORM: Form = Form::ProduceReceive;
 
@@ -25,11 +25,7 @@ impl Zones {
 
     /// On a private database server.
     pub async fn create_at(source: Source, server_url: &str, partitions: i32) -> Self {
-        let outbox = Outbox::create_at(source, server_url).await;
-        let polled = Polled { outbox, form: FORM };
-        let url = polled.outbox.url();
-        let ended = outboxd(&[&["init", &url], &polled.flags()[..]].concat()).await;
-        assert_eq!(ended.code, 0, "{ended:?}");
+        let polled = Polled::create_at(source, server_url, FORM).await;
         Zones { polled, topic: Topic::create(partitions).await }
     }
 

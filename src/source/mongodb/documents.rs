@@ -2,8 +2,9 @@
 //!
 //! Texts and binaries stay where they lie in the server's reply; everything else is written anew.
 
+use mongodb::bson::raw::cstr;
 use mongodb::bson::spec::{BinarySubtype, ElementType};
-use mongodb::bson::{RawBsonRef, RawDocument};
+use mongodb::bson::{RawBsonRef, RawDocument, RawDocumentBuf};
 
 use super::extended_json::{self, Unwritable};
 use crate::config::ExtendedJson;
@@ -66,6 +67,11 @@ impl Documents {
                 let mut written = Ok(());
                 chunk.render_field(slot, |out| written = extended_json::write_plain(value, self.form, out));
                 written?;
+            }
+            (Want::Key, value) => {
+                let mut id = RawDocumentBuf::new();
+                id.append(cstr!(""), value);
+                chunk.render_field(slot, |out| out.extend_from_slice(id.as_bytes()));
             }
             (Want::Time, value) => {
                 let micros = match value {

@@ -16,7 +16,7 @@ use super::lease::{Lease, RENEWAL, Renewed};
 use super::token::StreamPosition;
 use crate::checkpoint::{Checkpoint, CheckpointError, SnapshotState};
 use crate::failpoints;
-use crate::source::SourceFailure;
+use crate::source::{SourceFailure, SourceStats};
 
 /// How often a place outside of the source learns of progress without events.
 const IDLE_CHECKPOINT: Duration = Duration::from_secs(60);
@@ -33,6 +33,7 @@ pub struct Keeper {
     pub stored: StreamPosition,
     pub stored_at: Instant,
     pub memory: Arc<Memory>,
+    pub stats: Arc<SourceStats>,
 }
 
 /// A checkpoint on its way to a place outside of the source.
@@ -170,6 +171,9 @@ impl Keeper {
     }
 
     fn stored(&mut self, position: StreamPosition) {
+        if self.checkpoint.snapshot == SnapshotState::Done {
+            self.stats.gap.end();
+        }
         self.memory.remembered().stored = Some(position.clone());
         self.stored = position;
         self.stored_at = Instant::now();

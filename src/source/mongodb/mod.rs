@@ -10,6 +10,7 @@
 //! The server keeps no position for a reader, so outboxd keeps it itself, behind the acknowledgements, beside the lease
 //! that says who runs the pipeline.
 
+mod backfill;
 pub(crate) mod change_stream;
 pub(crate) mod checkpoint;
 pub(crate) mod documents;
@@ -43,6 +44,7 @@ use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{MongoSettings, PipelineSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::Position;
+use crate::source::backfill::Fill;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
 use change_stream::{ChangeStream, Entry, Scope, Watch};
 use checkpoint::Place;
@@ -186,10 +188,13 @@ pub async fn open(
     let found = Found { identity: lineage.clone(), document: &taken.document };
     // Finding the place in a long oplog may take longer than the lease.
     let entered = tokio::select! {
-        entered = enter(settings, pipeline, &watch, &place, &taken.lease, found, memory) => entered?,
+        entered = enter(settings, of, &watch, &place, &taken.lease, found, memory) => entered?,
         failure = taken.lease.keep() => return Err(failure),
     };
-    let Entered { checkpoint, start, position, stream, pending } = entered;
+    let Entered { checkpoint, start, position, stream, pending, fill } = entered;
+    if let Some(fill) = &fill {
+        fill.begin(&judge::when(start.time), stats);
+    }
 
     let snapshot = pending.then(|| {
         SnapshotReader::new(snapshot::Wanted {
@@ -198,6 +203,7 @@ pub async fn open(
             criteria: watch.criteria.clone(),
             point_in_time: server.reads_at_a_point_in_time(),
             order: snapshot::order_of(projection),
+            only: fill.as_ref().map(|fill| (fill.view().clone(), stats.clone())),
             from: start.time,
             end: start.clone(),
         })
@@ -217,6 +223,7 @@ pub async fn open(
         stored: StreamPosition { eventful: 0, ..start.clone() },
         stored_at: Instant::now(),
         memory: memory.clone(),
+        stats: stats.clone(),
     };
     tracing::info!(
         source = server.address,
@@ -252,7 +259,8 @@ pub async fn open(
         reaches: Position::Mongo(Box::new(StreamPosition::end_of(server.now))),
         lineage,
         // Another document has another mark, and with it another lineage.
-        begun: false,
+        begun: fill.is_some(),
+        table_first: pending,
         alarm,
     })
 }
@@ -272,26 +280,33 @@ struct Entered {
     stream: ChangeStream,
     /// Existing documents come first.
     pending: bool,
+    /// Of them only those that are not marked.
+    fill: Option<Fill>,
 }
 
 /// Finds where the pipeline stands, opens the stream there, and stores the position of a first start.
 async fn enter(
     settings: &MongoSettings,
-    pipeline: &str,
+    of: &PipelineSettings,
     watch: &Watch,
     place: &Place,
     lease: &Lease,
     found: Found<'_>,
     memory: &Arc<Memory>,
 ) -> Result<Entered, SourceFailure> {
+    let pipeline = of.name.as_str();
     let stored = place.load(pipeline, found.document).await?;
     memory.remembered().positioned |= stored.is_some();
     let known = match &stored {
         Some(stored) => Some(known_position(stored, &found.identity, place, memory)?),
         None => remembered_position(pipeline, memory)?,
     };
-    let pending = match &stored {
-        Some(stored) => stored.snapshot == SnapshotState::Pending,
+    let mut fill = match &stored {
+        Some(stored) if stored.snapshot == SnapshotState::Backfill => Some(Fill::under_way(of)?),
+        _ => None,
+    };
+    let mut pending = match &stored {
+        Some(stored) => stored.snapshot.is_under_way(),
         None => known.is_none() && settings.snapshot == Snapshot::Existing,
     };
     if stored.as_ref().is_some_and(|stored| stored.snapshot == SnapshotState::None)
@@ -299,20 +314,27 @@ async fn enter(
     {
         tracing::warn!(pipeline, "--snapshot existing has no effect: the pipeline has a position already");
     }
-    let start = match known {
+    let mut start = match known {
         Some(known) => known,
         None => StreamPosition::after(first_position(settings, watch).await?),
     };
     if !pending {
         memory.remembered().confirmed.get_or_insert_with(|| start.clone());
     }
-    let entry = entry(&start, stored.as_ref(), &watch.scope);
+    let mut entry = entry(&start, stored.as_ref(), &watch.scope);
     // Opened before anything is stored or delivered, so that a lost position is known at once.
-    let stream = match watch.open(&entry).await {
-        Ok(stream) => stream,
+    let (stream, lost) = match watch.open(&entry).await {
+        Ok(stream) => (stream, false),
         Err(SourceFailure::PositionLost { what, .. }) => {
             let lost = judge::Loss { pipeline: pipeline.to_owned(), memory: memory.clone() };
-            return Err(lost.report(&watch.client, &start, &what).await);
+            let lost = lost.report(&watch.client, &start, &what).await;
+            fill = Some(backfill::agreed(of, watch, lost).await?);
+            start = StreamPosition::after(watch.position(&Entry::Now).await?);
+            // Whatever was remembered is of an oplog that is gone.
+            *memory.remembered() =
+                Remembered { caught_up_at: Some(start.clone()), positioned: true, ..Default::default() };
+            (pending, entry) = (true, start.token.clone().map_or(Entry::At(start.time), Entry::After));
+            (watch.open(&entry).await?, true)
         }
         Err(failure) => return Err(failure),
     };
@@ -324,12 +346,13 @@ async fn enter(
         position: start.to_string(),
         file: watch.scope.to_string(),
         snapshot: match (&stored, pending) {
+            (_, true) if fill.is_some() => SnapshotState::Backfill,
             (_, true) => SnapshotState::Pending,
             (Some(stored), false) => stored.snapshot,
             (None, false) => SnapshotState::None,
         },
     };
-    if stored.is_none() {
+    if stored.is_none() || lost {
         // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
         let renewed = match place {
             Place::Document => lease.renew(Some(&checkpoint)).await?,
@@ -347,7 +370,7 @@ async fn enter(
         Entry::At(_) => StreamPosition { token: None, ..start.clone() },
         _ => start.clone(),
     };
-    Ok(Entered { checkpoint, start, position, stream, pending })
+    Ok(Entered { checkpoint, start, position, stream, pending, fill })
 }
 
 /// Where to go on: from the stored position, or from a newer one that this process confirmed after it was stored.

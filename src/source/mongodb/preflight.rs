@@ -12,19 +12,19 @@ use super::judge;
 use super::lease;
 use super::server::{self, Connection, Server};
 use super::watch_of;
-use crate::config::{CheckpointPlace, KafkaSettings, MongoSettings};
+use crate::config::{CheckpointPlace, MongoSettings, PipelineSettings};
 use crate::preflight::{Finding, Protection, Report, is_local};
-use crate::source::SourceFailure;
+use crate::source::{SourceFailure, backfill};
 
 /// An oplog that reaches back less than this is lost over a bad night.
 const SHORT_WINDOW_HOURS: u32 = 24;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(settings: &MongoSettings, pipeline: &str, kafka: &KafkaSettings) -> Vec<Finding> {
+pub async fn preflight(settings: &MongoSettings, of: &PipelineSettings) -> Vec<Finding> {
     let mut report = Report::about("SOURCE");
     if let Some(connection) = report.told("connection", server::connect(settings).await) {
         // What ends the look early has been reported.
-        let _ = look(&mut report, &connection, settings, pipeline, kafka).await;
+        let _ = look(&mut report, &connection, settings, of).await;
         connection.close().await;
     }
     report.into_findings()
@@ -34,8 +34,7 @@ async fn look(
     report: &mut Report,
     connection: &Connection,
     settings: &MongoSettings,
-    pipeline: &str,
-    kafka: &KafkaSettings,
+    of: &PipelineSettings,
 ) -> Option<()> {
     let server = report.told("connection", Server::ask(connection).await)?;
     report.on(&server.address).ok("connection", format!("MongoDB {} answers", server.version_text()));
@@ -71,7 +70,7 @@ async fn look(
     report.on(&server.address);
     window(report, connection).await;
     report.on(settings.checkpoint.describe());
-    position(report, connection, &server, &watch, settings, pipeline, kafka).await
+    position(report, connection, &server, &watch, settings, of).await
 }
 
 fn protection(report: &mut Report, connection: &Connection, server: &Server) {
@@ -172,7 +171,7 @@ async fn checkpoint_rights(report: &mut Report, connection: &Connection, setting
     Some(())
 }
 
-fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) -> bool {
+pub(in crate::source) fn allowed(privileges: &[Bson], database: &str, collection: &str, action: &str) -> bool {
     privileges.iter().filter_map(Bson::as_document).any(|privilege| {
         let resource = privilege.get_document("resource").ok();
         let matches = |name: &str, wanted: &str| {
@@ -231,10 +230,10 @@ async fn position(
     server: &Server,
     watch: &Watch,
     settings: &MongoSettings,
-    pipeline: &str,
-    kafka: &KafkaSettings,
+    of: &PipelineSettings,
 ) -> Option<()> {
-    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    let pipeline = of.name.as_str();
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, &of.kafka))?;
     let document = report.told("checkpoint", lease::document(&connection.database, pipeline).await)?;
     let document = match document {
         Some(document) => document,
@@ -261,7 +260,8 @@ async fn position(
         Ok(_) => report.ok("position", judge::when(at.time)),
         Err(SourceFailure::PositionLost { what, .. }) => {
             let lost = judge::Loss { pipeline: pipeline.to_owned(), memory: Arc::default() };
-            report.refused("position", lost.report(&connection.client, &at, &what).await);
+            let lost = lost.report(&connection.client, &at, &what).await;
+            backfill::report_loss(report, of, lost, true);
         }
         Err(failure) => report.refused("position", failure),
     }

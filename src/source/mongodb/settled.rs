@@ -12,7 +12,6 @@ use super::checkpoint::{self, Place};
 use super::server::{self, Server};
 use super::token::{ClusterTime, StreamPosition};
 use super::{entry, judge, lease, watch_of};
-use crate::checkpoint::SnapshotState;
 use crate::config::{MongoSettings, PipelineSettings};
 use crate::position::Position;
 use crate::retention::fence::behind;
@@ -32,7 +31,7 @@ pub async fn settled(
     let document = lease::document(&connection.database, pipeline).await?.unwrap_or_default();
     let stored = Place::open(&settings.checkpoint, &of.kafka)?.load(pipeline, &document).await?;
     let Some(stored) = stored else { return Err(unpositioned(pipeline)) };
-    if stored.snapshot == SnapshotState::Pending {
+    if stored.snapshot.is_under_way() {
         return Ok(Settled::snapshot_pending(pipeline));
     }
     let position = judge::position(&stored, &checkpoint::identity(server.name(), &document))?;

@@ -4,15 +4,20 @@
 //! document is in the snapshot or in the stream after it. What is committed between the two is delivered twice. After a
 //! crash a fresh snapshot is read, and the stream from the same place as before.
 //!
+//! After a lost position it is the documents that are not marked, in the layout's order, instead of all.
+//!
 //! All are read as they were at one time: of two commits during the reading the later one must not be met alone. A
 //! server keeps a time for five minutes only, so they are sorted without an index, for which it reads all of them first.
 
+use std::sync::Arc;
+
 use futures_util::StreamExt as _;
 use mongodb::Client;
-use mongodb::bson::{Document, Timestamp, doc};
+use mongodb::bson::{Document, RawDocument, Timestamp, doc};
 use mongodb::options::SelectionCriteria;
 use mongodb::raw_batch_cursor::RawBatchCursor;
 
+use super::backfill;
 use super::change_stream::{ALL, Batch, Scope};
 use super::documents::Documents;
 use super::server;
@@ -20,7 +25,9 @@ use super::server_error::{self, Doing};
 use super::token::{ClusterTime, StreamPosition};
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Micros, Projection, Want};
 use crate::position::Position;
-use crate::source::SourceFailure;
+use crate::source::poll::View;
+use crate::source::poll::view::by_version;
+use crate::source::{SourceFailure, SourceStats};
 
 const BATCH: u32 = 1000;
 
@@ -33,6 +40,8 @@ pub struct Wanted {
     pub point_in_time: bool,
     /// The layout's timestamp, which orders the documents.
     pub order: Option<String>,
+    /// How documents that are not marked are told, and where they are counted; `None`: all are read.
+    pub only: Option<(Arc<View>, Arc<SourceStats>)>,
     /// Everything up to this time is in the snapshot.
     pub from: ClusterTime,
     /// Where the stream goes on.
@@ -69,7 +78,7 @@ impl SnapshotReader {
     ) -> Result<bool, SourceFailure> {
         let namespaces = match &self.namespaces {
             Some(known) => known,
-            None => self.namespaces.insert(self.wanted.namespaces().await?),
+            None => self.namespaces.insert(namespaces(&self.wanted.client, &self.wanted.scope).await?),
         };
         loop {
             chunk.reset(width);
@@ -97,6 +106,7 @@ impl SnapshotReader {
             let Some(found) = batch.documents() else { continue };
             chunk.begin_commit(Commit { id: CommitId::Snapshot, committed_at: Micros::now() });
             chunk.catching_up = true;
+            let mut read: Vec<&RawDocument> = Vec::new();
             for document in found {
                 let unreadable = |why: String| SourceFailure::Undecodable {
                     what: format!("a document of {database}.{collection} cannot be read: {why}"),
@@ -104,6 +114,16 @@ impl SnapshotReader {
                 };
                 let document = document.map_err(|error| unreadable(error.to_string()))?;
                 let document = document.as_document().ok_or_else(|| unreadable("it is no document".to_owned()))?;
+                read.push(document);
+            }
+            if let Some((view, stats)) = &self.wanted.only {
+                let versions: Vec<_> = read.iter().filter_map(|document| backfill::version(view, document)).collect();
+                if versions.len() == read.len() {
+                    read = by_version(&versions).into_iter().map(|at| read[at]).collect();
+                }
+                stats.gap.read(read.len());
+            }
+            for document in read {
                 documents.add(document, self.current as u32, Some(reply), chunk);
             }
             chunk.attach_raw(reply.clone());
@@ -114,25 +134,25 @@ impl SnapshotReader {
     }
 }
 
-impl Wanted {
-    /// The collections to read, with those that are there in place of all. Whatever comes later is in the stream.
-    async fn namespaces(&self) -> Result<Vec<(String, String)>, SourceFailure> {
-        let mut found: Vec<(String, String)> = Vec::new();
-        for (database, collection) in self.scope.namespaces() {
-            let names = match collection.as_str() {
-                ALL => server::collections(&self.client.database(database)).await?,
-                name => vec![name.to_owned()],
-            };
-            for name in names {
-                let namespace = (database.clone(), name);
-                if !found.contains(&namespace) {
-                    found.push(namespace);
-                }
+/// The collections to read, with those that are there in place of all. Whatever comes later is in the stream.
+pub async fn namespaces(client: &Client, scope: &Scope) -> Result<Vec<(String, String)>, SourceFailure> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (database, collection) in scope.namespaces() {
+        let names = match collection.as_str() {
+            ALL => server::collections(&client.database(database)).await?,
+            name => vec![name.to_owned()],
+        };
+        for name in names {
+            let namespace = (database.clone(), name);
+            if !found.contains(&namespace) {
+                found.push(namespace);
             }
         }
-        Ok(found)
     }
+    Ok(found)
+}
 
+impl Wanted {
     async fn find(
         &self,
         database: &str,
@@ -144,6 +164,9 @@ impl Wanted {
             sort.insert(field, 1);
         }
         sort.insert("_id", 1);
+        let only = self.only.as_ref().map(|(view, _)| &**view);
+        let sort = only.and_then(backfill::order).unwrap_or(sort);
+        let filter = only.map(backfill::filter).unwrap_or_default();
         let concern = match (self.point_in_time, at) {
             (true, Some(at)) => doc! { "level": "snapshot", "atClusterTime": at },
             (true, None) => doc! { "level": "snapshot", "afterClusterTime": Timestamp::from(self.from) },
@@ -151,6 +174,7 @@ impl Wanted {
         };
         let command = doc! {
             "find": collection,
+            "filter": filter,
             "sort": sort,
             "hint": { "$natural": 1 },
             "batchSize": BATCH,

@@ -92,10 +92,12 @@ pub enum Standing {
     /// Reading can go on.
     Fits,
     /// The server has not got there yet, though it may: a replica that lags.
-    Behind {
-        what: String,
+    Behind { what: String },
+    Lost {
+        failure: SourceFailure,
+        /// It is the log that is lost, of a server whose tables still have what was not delivered.
+        fillable: bool,
     },
-    Lost(SourceFailure),
 }
 
 /// Whether the log still has what comes after the position, on this server.
@@ -106,7 +108,7 @@ pub fn standing(
     server: &Server,
     reach: &Reach,
 ) -> Standing {
-    let lost = |why: String| {
+    let lose = |why: String, fillable: bool| {
         let what = format!(
             "the position of pipeline `{pipeline}` is lost: {why}\n  last confirmed: {position} ({})\n  \
              the log begins: {} ({})\n  the log ends:   {} ({})",
@@ -116,8 +118,10 @@ pub fn standing(
             "find out what was committed in between and see that it is delivered; then go on with --start now (or \
              earliest) after DELETE FROM outboxd_checkpoint WHERE pipeline = '{pipeline}', or under another --name"
         );
-        Standing::Lost(SourceFailure::PositionLost { what, remedy })
+        Standing::Lost { failure: SourceFailure::PositionLost { what, remedy }, fillable }
     };
+    let lost = |why: String| lose(why, true);
+    let elsewhere = |why: String| lose(why, false);
     let same_server = stored.server == server.identity;
     // A reset server counts its files and its transactions anew, and may have counted past where it was.
     if same_server && reach.end.file.comes_before_file_of(&position.file) {
@@ -138,7 +142,7 @@ pub fn standing(
                 (true, _) => lost(format!(
                     "the server no longer knows {unknown}, which were delivered: it was reset or restored from a backup"
                 )),
-                (false, false) => lost(format!("this is another server (it knows nothing of {unknown})")),
+                (false, false) => elsewhere(format!("this is another server (it knows nothing of {unknown})")),
                 (false, true) => Standing::Behind {
                     what: format!("this server lacks {unknown}, which were delivered from {}", stored.server),
                 },
@@ -154,7 +158,7 @@ pub fn standing(
             let known = delivered.iter().any(|id| end.iter().any(|own| own.domain == id.domain));
             match (same_server, known) {
                 (true, _) => lost(format!("the server stands at {end}, before it: it was reset or restored")),
-                (false, false) => lost("this is another server (it knows none of these domains)".to_owned()),
+                (false, false) => elsewhere("this is another server (it knows none of these domains)".to_owned()),
                 (false, true) => Standing::Behind {
                     what: format!("this server stands at {end} and {position} was delivered from {}", stored.server),
                 },
@@ -162,7 +166,7 @@ pub fn standing(
         }
         (Gtids::Off, ..) => {
             if !same_server {
-                return lost(format!(
+                return elsewhere(format!(
                     "it counts files of server {}, and this is server {}; only GTIDs carry over",
                     stored.server, server.identity
                 ));
@@ -177,7 +181,7 @@ pub fn standing(
             }
             Standing::Fits
         }
-        _ => lost(format!("it has GTIDs and the server's gtid_mode is {}", server.gtid_mode)),
+        _ => elsewhere(format!("it has GTIDs and the server's gtid_mode is {}", server.gtid_mode)),
     }
 }
 
@@ -242,7 +246,7 @@ mod tests {
         match standing("p", &stored, &parse(position), &server(A), &reach) {
             Standing::Fits => "fits",
             Standing::Behind { .. } => "behind",
-            Standing::Lost(_) => "lost",
+            Standing::Lost { .. } => "lost",
         }
     }
 

@@ -120,6 +120,9 @@ impl Keeper {
             SourceFailure::NotReady { what, .. } => SourceFailure::Transient { what },
             other => other,
         })?;
+        if snapshot_done {
+            self.stats.gap.end();
+        }
         failpoints::reach("stored")?;
         self.memory.remembered().stored = Some(confirmed.clone());
         self.stored = confirmed;

@@ -23,6 +23,7 @@
 //! unknown is an error there and a halt here, no length that the server claims is trusted before the bytes are there,
 //! and the bytes of a wanted column stay where they lie.
 
+mod backfill;
 pub mod charset;
 mod charset_patches;
 pub(crate) mod checkpoint;
@@ -72,6 +73,7 @@ use crate::checkpoint::{Checkpoint, FORMAT, SnapshotState};
 use crate::config::{CheckpointPlace, MySqlSettings, PipelineSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::Position;
+use crate::source::backfill::Fill;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
 use checkpoint::Place;
 use conninfo::ConnInfo;
@@ -169,18 +171,35 @@ pub async fn open(
     memory.remembered().caught_up_at.get_or_insert_with(|| reach.end.clone());
 
     let reaches = reach.end.clone();
-    let known = match &stored {
-        Some(stored) => Some(known_position(pipeline, stored, &server, &reach, memory)?),
+    let (known, loss) = match &stored {
+        Some(stored) => match known_position(pipeline, stored, &server, &reach, memory)? {
+            Known::At(known) => (Some(known), None),
+            Known::Lost(failure) => (None, Some(failure)),
+        },
+        None => (None, None),
+    };
+    let lost = loss.is_some();
+    let fill = match loss {
+        Some(failure) => Some(backfill::agreed(&mut session, of, &catalog, failure).await?),
+        None if stored.as_ref().is_some_and(|stored| stored.snapshot == SnapshotState::Backfill) => {
+            Some(Fill::under_way(of)?)
+        }
         None => None,
     };
+    if lost {
+        // Whatever was remembered is of a log that is gone.
+        let caught_up_at = Some(reach.end.clone());
+        *memory.remembered() = Remembered { caught_up_at, ..Remembered::default() };
+    }
     let pending = match &stored {
-        Some(stored) => stored.snapshot == SnapshotState::Pending,
+        Some(stored) => fill.is_some() || stored.snapshot == SnapshotState::Pending,
         None => settings.snapshot == Snapshot::Existing,
     };
     let snapshot = match pending {
         true => {
             let uuids = settings.uuid_columns.clone();
-            Some(SnapshotReader::begin(&info, &server, catalog.clone(), uuids, known.clone()).await?)
+            let only = fill.as_ref().map(|fill| (fill.view().clone(), stats.clone()));
+            Some(SnapshotReader::begin(&info, &server, catalog.clone(), uuids, known.clone(), only).await?)
         }
         false => None,
     };
@@ -197,6 +216,7 @@ pub async fn open(
         position: start.to_string(),
         file: start.file.to_string(),
         snapshot: match (&stored, pending) {
+            (_, true) if fill.is_some() => SnapshotState::Backfill,
             (_, true) => SnapshotState::Pending,
             (Some(stored), false) => stored.snapshot,
             (None, false) => SnapshotState::None,
@@ -207,11 +227,14 @@ pub async fn open(
         // They mean the same on every server.
         Gtids::MySql(_) | Gtids::MariaDb(_) => "gtid".to_owned(),
     };
-    let begun = stored.is_none();
-    if stored.is_none() {
+    let begun = stored.is_none() || fill.is_some();
+    if stored.is_none() || lost {
         warn_of_prepared(&mut session).await;
         // Before anything is read: a crash from here on goes on from the same place, and redoes the snapshot.
         place.save(&mut session, &checkpoint).await?;
+    }
+    if let Some(fill) = &fill {
+        fill.begin(&checkpoint.position, stats);
     }
 
     let replica = match settings.server_id {
@@ -269,6 +292,7 @@ pub async fn open(
         reaches: Position::Binlog(Box::new(reaches)),
         lineage,
         begun,
+        table_first: with_snapshot,
         alarm,
     })
 }
@@ -317,7 +341,7 @@ fn known_position(
     server: &Server,
     reach: &server::Reach,
     memory: &Memory,
-) -> Result<BinlogPosition, SourceFailure> {
+) -> Result<Known, SourceFailure> {
     let found = judge::position(stored, server)?;
     let mut remembered = memory.remembered();
     if let Some(written) = remembered.stored.as_ref().filter(|written| !found.covers(written))
@@ -338,7 +362,8 @@ fn known_position(
     };
     match judge::standing(pipeline, stored, &position, server, reach) {
         Standing::Fits => remembered.behind_since = None,
-        Standing::Lost(failure) => return Err(failure),
+        Standing::Lost { failure, fillable: true } => return Ok(Known::Lost(failure)),
+        Standing::Lost { failure, .. } => return Err(failure),
         Standing::Behind { what } => {
             let since = *remembered.behind_since.get_or_insert_with(Instant::now);
             if since.elapsed() < LAG_PATIENCE {
@@ -354,7 +379,14 @@ fn known_position(
             });
         }
     }
-    Ok(position)
+    Ok(Known::At(position))
+}
+
+/// Where to go on, if there is such a place.
+enum Known {
+    At(BinlogPosition),
+    /// The log no longer has it; the tables may make up for it.
+    Lost(SourceFailure),
 }
 
 /// A session with the server to read from. Where several are named and the checkpoint is kept in the source, it is the

@@ -8,33 +8,28 @@ use super::privileges::{self, Right};
 use super::server::{Reach, Server};
 use super::session::{Session, literal, quote};
 use super::tables::{self, CatalogTable};
-use crate::config::{CheckpointPlace, KafkaSettings, MySqlSettings, TableName};
+use crate::config::{CheckpointPlace, MySqlSettings, PipelineSettings, TableName};
 use crate::event::Projection;
 use crate::figures;
 use crate::preflight::{Finding, Protection, Report, is_local};
+use crate::source::backfill;
 
 /// A log that is kept for less than this is lost over a long weekend.
 const SHORT_RETENTION: u64 = 3 * 86_400;
 
 /// Looks at everything that a run needs of the server.
-pub async fn preflight(
-    settings: &MySqlSettings,
-    pipeline: &str,
-    projection: &Projection,
-    kafka: &KafkaSettings,
-) -> Vec<Finding> {
+pub async fn preflight(settings: &MySqlSettings, of: &PipelineSettings, projection: &Projection) -> Vec<Finding> {
     let mut report = Report::about("SOURCE");
     // What ends the look early has been reported.
-    let _ = look(&mut report, settings, pipeline, projection, kafka).await;
+    let _ = look(&mut report, settings, of, projection).await;
     report.into_findings()
 }
 
 async fn look(
     report: &mut Report,
     settings: &MySqlSettings,
-    pipeline: &str,
+    of: &PipelineSettings,
     projection: &Projection,
-    kafka: &KafkaSettings,
 ) -> Option<()> {
     let info = report.told("connection", super::conninfo(settings))?;
     report.on(info.describe());
@@ -80,14 +75,14 @@ async fn look(
         report.refused("table", failure);
     }
     report.on(settings.checkpoint.describe());
-    let place = report.told("checkpoint", Place::open(&settings.checkpoint, kafka))?;
+    let place = report.told("checkpoint", Place::open(&settings.checkpoint, &of.kafka))?;
     if place.is_table() {
         checkpoint_table(report, &mut session, &account, &database, settings.no_create).await?;
     } else if report.told("checkpoint", place.check_writable().await).is_some() {
         report.ok("checkpoint", "can be reached");
     }
-    report.on(format!("pipeline {pipeline}"));
-    position(report, &mut session, &server, reach.as_ref(), &place, pipeline, &database).await;
+    report.on(format!("pipeline {}", of.name));
+    position(report, &mut session, &server, reach.as_ref(), &place, of, &database).await;
     session.close().await;
     Some(())
 }
@@ -297,9 +292,10 @@ async fn position(
     server: &Server,
     reach: Option<&Reach>,
     place: &Place,
-    pipeline: &str,
+    of: &PipelineSettings,
     database: &str,
 ) -> Option<()> {
+    let pipeline = of.name.as_str();
     let stored = report.told("checkpoint", place.peek(session, pipeline).await)?;
     let Some(stored) = stored else {
         report.ok("position", format!("none yet: pipeline `{pipeline}` has never run"));
@@ -309,7 +305,7 @@ async fn position(
     match judge::standing(pipeline, &stored, &at, server, reach?) {
         Standing::Fits => report.ok("position", format!("{at}")),
         Standing::Behind { what } => report.warn("position", what, "wait until the replica has caught up"),
-        Standing::Lost(failure) => report.refused("position", failure),
+        Standing::Lost { failure, fillable } => backfill::report_loss(report, of, failure, fillable),
     }
     let asked = format!("SELECT IS_USED_LOCK({})", literal(&super::keeper::lock_name(database, pipeline)));
     match session.query_one(&asked).await.map(|row| row.text(0)) {

@@ -175,6 +175,11 @@ impl Session {
         Ok(rows)
     }
 
+    /// How many rows the last statement changed.
+    pub fn affected(&self) -> u64 {
+        self.changed
+    }
+
     /// Runs a statement that need not be text, and whose rows do not matter, with the server's own error.
     pub async fn try_execute(&mut self, statement: &[u8]) -> Result<(), WireError> {
         if self.begin(statement).await? {

@@ -17,7 +17,6 @@ use super::position::BinlogPosition;
 use super::reader::{self, Reader};
 use super::server::Server;
 use super::tables::{self, Tables};
-use crate::checkpoint::SnapshotState;
 use crate::config::{MySqlSettings, PipelineSettings};
 use crate::event::{Chunk, CommitId, Projection};
 use crate::position::Position;
@@ -44,7 +43,7 @@ pub async fn settled(
         false => place.load(&mut session, pipeline).await?,
     };
     let Some(stored) = stored else { return Err(unpositioned(pipeline)) };
-    if stored.snapshot == SnapshotState::Pending {
+    if stored.snapshot.is_under_way() {
         return Ok(Settled::snapshot_pending(pipeline));
     }
     let server = Server::ask(&mut session).await?;
@@ -56,7 +55,7 @@ pub async fn settled(
     match judge::standing(pipeline, &stored, &position, &server, &reach) {
         Standing::Fits => {}
         Standing::Behind { what } => return Ok(Settled::No(what)),
-        Standing::Lost(failure) => return Err(failure),
+        Standing::Lost { failure, .. } => return Err(failure),
     }
     let (catalog, missing) = tables::find(&mut session, &database, &settings.tables).await?;
     super::refuse(judge::missing_tables(&missing, &database))?;

@@ -174,14 +174,24 @@ fn quoted(table: &TableName) -> String {
     }
 }
 
-fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
-    let template = match wanted.of.route.layout.as_str() {
+fn template(layout: &str) -> &'static str {
+    match layout {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         "message-group" => MESSAGE_GROUP,
         "produce-receive" => PRODUCE_RECEIVE,
         _ => NATIVE,
-    };
+    }
+}
+
+/// How a status column of a layout is defined.
+pub(crate) fn status_column(layout: &str, column: &str) -> Option<String> {
+    let own = if layout == "native" { NATIVE_STATUS } else { template(layout) };
+    schema::definition(own, column)
+}
+
+fn create_table(wanted: &Wanted<'_>, table: &TableName) -> String {
+    let template = template(&wanted.of.route.layout);
     schema::fill(template, |name| match name {
         "table" => Some(quoted(table)),
         "payload_type" => Some(wanted.payload.to_owned()),

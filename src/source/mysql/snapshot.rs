@@ -11,6 +11,10 @@
 //!
 //! What is committed between the two moments is delivered twice. After a crash a fresh snapshot is read, and the log
 //! from the same place as before.
+//!
+//! After a lost position it is the rows that are not marked, in the layout's order, instead of all.
+
+use std::sync::Arc;
 
 use super::conninfo::ConnInfo;
 use super::position::{BinlogPosition, FilePos, Gtids};
@@ -20,7 +24,9 @@ use super::tables::CatalogTable;
 use super::values::render_uuid;
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
 use crate::position::Position;
-use crate::source::SourceFailure;
+use crate::source::poll::View;
+use crate::source::poll::mysql::tests;
+use crate::source::{SourceFailure, SourceStats};
 
 const ROWS_PER_CHUNK: usize = 1000;
 const BYTES_PER_CHUNK: usize = 1 << 20;
@@ -34,7 +40,11 @@ pub struct SnapshotReader {
     open: bool,
     /// Where the log goes on.
     end: BinlogPosition,
+    only: Only,
 }
+
+/// How rows that are not marked are told, and where they are counted; `None`: all are read.
+pub type Only = Option<(Arc<View>, Arc<SourceStats>)>;
 
 impl SnapshotReader {
     /// Opens the snapshot. Without a position to go on from, finds the one that belongs to it.
@@ -44,6 +54,7 @@ impl SnapshotReader {
         tables: Vec<CatalogTable>,
         uuid_columns: Vec<String>,
         from: Option<BinlogPosition>,
+        only: Only,
     ) -> Result<Self, SourceFailure> {
         let mut session = Session::connect(info).await?;
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await?;
@@ -74,7 +85,7 @@ impl SnapshotReader {
                 end
             }
         };
-        Ok(SnapshotReader { session, tables, uuid_columns, current: 0, open: false, end })
+        Ok(SnapshotReader { session, tables, uuid_columns, current: 0, open: false, end, only })
     }
 
     pub fn end(&self) -> &BinlogPosition {
@@ -92,7 +103,8 @@ impl SnapshotReader {
             };
             let columns: Vec<_> = projection.columns().filter(|(_, name, _)| table.has(name)).collect();
             if !self.open {
-                self.session.stream(&select(table, &columns)).await?;
+                let only = self.only.as_ref().map(|(view, _)| &**view);
+                self.session.stream(&select(table, &columns, only)).await?;
                 self.open = true;
             }
             chunk.begin_commit(Commit { id: CommitId::Snapshot, committed_at: Micros::now() });
@@ -109,6 +121,9 @@ impl SnapshotReader {
                 }
             }
             if !chunk.events().is_empty() {
+                if let Some((_, stats)) = &self.only {
+                    stats.gap.read(chunk.events().len());
+                }
                 return Ok(false);
             }
         }
@@ -118,7 +133,7 @@ impl SnapshotReader {
 pub(crate) fn set_field(chunk: &mut Chunk, slot: usize, want: Want, value: Option<&[u8]>, as_uuid: bool) {
     match (want, value) {
         (_, None) => chunk.set_field(slot, Field::Null),
-        (Want::Text, Some(bytes)) => chunk.render_field(slot, |out| {
+        (Want::Text | Want::Key, Some(bytes)) => chunk.render_field(slot, |out| {
             if !as_uuid || render_uuid(bytes, out).is_err() {
                 out.extend_from_slice(bytes);
             }
@@ -150,9 +165,9 @@ async fn own_place(session: &mut Session) -> Result<BinlogPosition, SourceFailur
 }
 
 /// The wanted columns, in the order of the layout's timestamp where it has one; a moment as its microseconds.
-fn select(table: &CatalogTable, columns: &[(usize, &str, Want)]) -> String {
+fn select(table: &CatalogTable, columns: &[(usize, &str, Want)], only: Option<&View>) -> String {
     let wanted = columns.iter().map(|(_, name, want)| match want {
-        Want::Text => quote(name),
+        Want::Text | Want::Key => quote(name),
         Want::Time => format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', {})", quote(name)),
     });
     let wanted: Vec<_> = wanted.collect();
@@ -161,6 +176,12 @@ fn select(table: &CatalogTable, columns: &[(usize, &str, Want)]) -> String {
     if table.has("id") {
         order.push(quote("id"));
     }
-    let order = if order.is_empty() { String::new() } else { format!(" ORDER BY {}", order.join(", ")) };
-    format!("SELECT {} FROM {}{order}", wanted.join(", "), table.quoted())
+    let own = only.and_then(|view| view.sql_order(|column| table.has(column), quote));
+    let order = own.unwrap_or_else(|| order.join(", "));
+    let order = if order.is_empty() { String::new() } else { format!(" ORDER BY {order}") };
+    let unmarked = only.map(|view| {
+        let again = view.scheme.failed_again.map(|again| format!(" OR ({})", tests(view, again)));
+        format!(" WHERE ({}){}", tests(view, view.scheme.open), again.unwrap_or_default())
+    });
+    format!("SELECT {} FROM {}{}{order}", wanted.join(", "), table.quoted(), unmarked.unwrap_or_default())
 }

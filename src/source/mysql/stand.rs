@@ -63,7 +63,7 @@ pub async fn look(settings: &MySqlSettings, of: &PipelineSettings) -> Result<Sta
         match judge::standing(&of.name, stored, position, &server, &reach) {
             Standing::Fits => {}
             Standing::Behind { what } => remarks.push(what),
-            Standing::Lost(failure) => remarks.push(failure.to_string()),
+            Standing::Lost { failure, .. } => remarks.push(failure.to_string()),
         }
         if stored.snapshot == SnapshotState::Pending {
             remarks.push("the rows that were in the table are delivered first, all of them".to_owned());

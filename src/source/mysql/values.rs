@@ -58,7 +58,7 @@ pub fn render<'a>(
 ) -> Result<Rendered<'a>, BadValue> {
     let start = out.len();
     let result = match want {
-        Want::Text => text(column, raw, out),
+        Want::Text | Want::Key => text(column, raw, out),
         Want::Time => time(column, raw, out),
     };
     if result.is_err() {

@@ -16,13 +16,13 @@
 
 pub mod keeper;
 pub mod ledger;
-mod mongodb;
-mod mysql;
+pub(in crate::source) mod mongodb;
+pub(in crate::source) mod mysql;
 pub mod positions;
 pub mod postgres;
 pub mod progress;
 pub mod stand;
-mod view;
+pub(in crate::source) mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -295,6 +295,7 @@ pub async fn open(
         reaches: Position::Poll(DRAINED),
         lineage: "poll".to_owned(),
         begun: true,
+        table_first: false,
         alarm,
     })
 }

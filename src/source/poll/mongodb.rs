@@ -15,7 +15,7 @@ use super::view::{MOST_KEYS, View, by_version, code};
 use super::{Ask, Waits};
 use crate::config::MongoSettings;
 use crate::event::{Chunk, Projection};
-use crate::route::polling::{Set, Sets, Test, Tests};
+use crate::route::polling::{Set, Sets, Test};
 use crate::source::mongodb::documents::Documents;
 use crate::source::mongodb::lease::{self, Lease, POLLING_TERM, RENEWAL, Renewed, Taking, Validity};
 use crate::source::mongodb::server::{self, Connection};
@@ -28,9 +28,9 @@ const CLAIM: &str = "outboxd_claim";
 
 #[derive(Clone)]
 pub struct MongoStore {
-    connection: Connection,
-    view: Arc<View>,
-    collections: Vec<Collection<RawDocumentBuf>>,
+    pub connection: Connection,
+    pub view: Arc<View>,
+    pub collections: Vec<Collection<RawDocumentBuf>>,
     documents: Arc<Documents>,
     lease: Option<Arc<Lease>>,
     holder: String,
@@ -238,44 +238,12 @@ impl MongoStore {
         Some(doc! { key: { "$nin": keys } })
     }
 
-    fn tests(&self, tests: Tests) -> Document {
-        let mut filter = Document::new();
-        let mut also = Vec::new();
-        for (column, test) in tests {
-            let field = self.view.name(column);
-            match test {
-                Test::Is(text) => {
-                    filter.insert(field, *text);
-                }
-                Test::IsNumber(number) => {
-                    filter.insert(field, *number);
-                }
-                Test::IsNull => {
-                    filter.insert(field, Bson::Null);
-                }
-                Test::BelowMost | Test::Exhausted => {
-                    let most = match self.view.scheme.own_most {
-                        Some(own) => doc! { "$ifNull": [format!("${}", self.view.name(own)), self.view.most] }.into(),
-                        None => Bson::from(self.view.most),
-                    };
-                    let is = if *test == Test::Exhausted { "$gte" } else { "$lt" };
-                    also.push(doc! { is: [{ "$ifNull": [format!("${field}"), 0] }, most] });
-                }
-                Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
-                Test::LeasePast => also.push(doc! { "$lt": [
-                    { "$ifNull": [format!("${field}"), Bson::Null] },
-                    { "$subtract": ["$$NOW", self.view.lease.as_millis() as i64] },
-                ] }),
-            }
-        }
-        if !also.is_empty() {
-            filter.insert("$expr", doc! { "$and": also });
-        }
-        filter
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)]) -> Document {
+        tests(&self.view, of)
     }
 
     /// What is set, as an aggregation writes it; `refused` are the documents with their reasons and pauses.
-    fn sets(&self, sets: Sets, refused: &[Refused<'_>]) -> Document {
+    pub(in crate::source) fn sets(&self, sets: Sets, refused: &[Refused<'_>]) -> Document {
         let by_document = |values: Vec<Bson>| {
             let ids: Vec<_> = refused.iter().map(|row| read(row.id)).collect();
             doc! { "$arrayElemAt": [{ "$literal": values }, { "$indexOfArray": [{ "$literal": ids }, "$_id"] }] }
@@ -291,6 +259,14 @@ impl MongoStore {
                 Set::Worker => doc! { "$literal": &self.view.worker }.into(),
                 Set::LeaseEnd => doc! { "$add": ["$$NOW", self.view.lease.as_millis() as i64] }.into(),
                 Set::OneMore => doc! { "$add": [{ "$ifNull": [format!("${field}"), 0] }, 1] }.into(),
+                Set::AllTries => {
+                    let most = Bson::from(self.view.most);
+                    let most = match self.view.scheme.own_most {
+                        Some(own) => doc! { "$ifNull": [format!("${}", self.view.name(own)), most] }.into(),
+                        None => most,
+                    };
+                    doc! { "$max": [{ "$add": [{ "$ifNull": [format!("${field}"), 0] }, 1] }, most] }.into()
+                }
                 Set::Why => by_document(refused.iter().map(|row| row.why.into()).collect()).into(),
                 Set::Code => by_document(refused.iter().map(|row| code(row.why).into()).collect()).into(),
                 Set::NextTry => {
@@ -415,9 +391,52 @@ impl MongoStore {
     }
 }
 
+/// Conditions as the server takes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)]) -> Document {
+    let mut filter = Document::new();
+    let mut also = Vec::new();
+    for (column, test) in tests {
+        let field = view.name(column);
+        match test {
+            Test::Is(text) => {
+                filter.insert(field, *text);
+            }
+            Test::IsNumber(number) => {
+                filter.insert(field, *number);
+            }
+            Test::IsNull => {
+                filter.insert(field, Bson::Null);
+            }
+            Test::NoneOf(texts) => {
+                filter.insert(field, doc! { "$nin": texts.to_vec() });
+            }
+            Test::NotNumber(number) => {
+                filter.insert(field, doc! { "$ne": *number });
+            }
+            Test::BelowMost | Test::Exhausted => {
+                let most = match view.scheme.own_most {
+                    Some(own) => doc! { "$ifNull": [format!("${}", view.name(own)), view.most] }.into(),
+                    None => Bson::from(view.most),
+                };
+                let is = if *test == Test::Exhausted { "$gte" } else { "$lt" };
+                also.push(doc! { is: [{ "$ifNull": [format!("${field}"), 0] }, most] });
+            }
+            Test::Past => also.push(doc! { "$lt": [{ "$ifNull": [format!("${field}"), Bson::Null] }, "$$NOW"] }),
+            Test::LeasePast => also.push(doc! { "$lt": [
+                { "$ifNull": [format!("${field}"), Bson::Null] },
+                { "$subtract": ["$$NOW", view.lease.as_millis() as i64] },
+            ] }),
+        }
+    }
+    if !also.is_empty() {
+        filter.insert("$expr", doc! { "$and": also });
+    }
+    filter
+}
+
 /// Documents are found by their ids: an index of the status would do for the first of them, and is then gone through to its
 /// end.
-fn by_id() -> Hint {
+pub(in crate::source) fn by_id() -> Hint {
     Hint::Keys(doc! { "_id": 1 })
 }
 
@@ -439,7 +458,7 @@ fn id_of(document: &RawDocumentBuf) -> Option<Bson> {
 }
 
 /// An id as a text that can be read again, whatever its type.
-fn written(id: &Bson) -> String {
+pub(in crate::source) fn written(id: &Bson) -> String {
     match id {
         Bson::String(text) => format!("s{text}"),
         Bson::ObjectId(id) => format!("o{id}"),
@@ -452,7 +471,7 @@ fn written(id: &Bson) -> String {
     }
 }
 
-fn read(text: &str) -> Bson {
+pub(in crate::source) fn read(text: &str) -> Bson {
     let binary = |hex: &str| {
         let bytes = (0..hex.len() / 2).map(|at| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok());
         let document = RawDocumentBuf::from_bytes(bytes.collect::<Option<Vec<u8>>>()?).ok()?;

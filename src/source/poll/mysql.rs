@@ -12,7 +12,7 @@ use super::view::{MOST_KEYS, View, by_version, code, most_characters};
 use super::{Ask, Waits};
 use crate::config::MySqlSettings;
 use crate::event::{Chunk, Projection, Want};
-use crate::route::polling::{Set, Sets, Test, Tests};
+use crate::route::polling::{Set, Sets, Test};
 use crate::source::mysql::conninfo::ConnInfo;
 use crate::source::mysql::privileges::{self, Right};
 use crate::source::mysql::session::{Row, Session, literal, quote};
@@ -22,11 +22,11 @@ use crate::source::mysql::{self, checkpoint, judge, keeper, refuse};
 use crate::source::{SourceFailure, SourceStats};
 
 pub struct MyStore {
-    session: Session,
+    pub session: Session,
     info: ConnInfo,
-    view: Arc<View>,
-    tables: Arc<Vec<CatalogTable>>,
-    uuid_columns: Vec<String>,
+    pub view: Arc<View>,
+    pub tables: Arc<Vec<CatalogTable>>,
+    pub uuid_columns: Vec<String>,
     projection: Projection,
     /// Where each table was left, where a claim leaves no trace.
     cursors: Vec<Option<Vec<Vec<u8>>>>,
@@ -36,6 +36,17 @@ const NOW: &str = "utc_timestamp(6)";
 
 impl MyStore {
     pub async fn open(settings: &MySqlSettings, view: View, projection: &Projection) -> Result<Self, SourceFailure> {
+        let store = MyStore::find(settings, view, projection).await?;
+        for table in store.tables.iter() {
+            if let Some(column) = store.view.needed().iter().find(|column| !table.has(column)) {
+                return Err(lacks(&table.quoted(), column));
+            }
+        }
+        Ok(store)
+    }
+
+    /// Whatever columns the tables have.
+    pub async fn find(settings: &MySqlSettings, view: View, projection: &Projection) -> Result<Self, SourceFailure> {
         let info = mysql::conninfo(settings)?;
         let database = checkpoint::database(&info)?.to_owned();
         let mut session = mysql::connect(settings, &info).await?;
@@ -44,11 +55,6 @@ impl MyStore {
         let (catalog, missing) = tables::find(&mut session, &database, &settings.tables).await?;
         refuse(judge::missing_tables(&missing, &database))?;
         refuse(tables::missing_columns(&catalog, projection))?;
-        for table in &catalog {
-            if let Some(column) = view.needed().iter().find(|column| !table.has(column)) {
-                return Err(lacks(&table.quoted(), column));
-            }
-        }
         let cursors = vec![None; catalog.len()];
         let uuid_columns = settings.uuid_columns.clone();
         let (view, tables, projection) = (Arc::new(view), Arc::new(catalog), projection.clone());
@@ -201,7 +207,7 @@ impl MyStore {
         let most = view.scheme.own_most.map_or("NULL".to_owned(), |column| quote(&view.name(column)));
         let mut wanted = vec![quote(&view.id), quote(&view.name(view.scheme.attempts)), most];
         wanted.extend(columns.iter().map(|(_, name, want)| match want {
-            Want::Text => quote(name),
+            Want::Text | Want::Key => quote(name),
             Want::Time => format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', {})", quote(name)),
         }));
         let order: Vec<_> = view.order.iter().map(|column| quote(column)).collect();
@@ -253,30 +259,8 @@ impl MyStore {
         }
     }
 
-    fn tests(&self, tests: Tests) -> String {
-        let written = tests.iter().map(|(column, test)| {
-            let column = quote(&self.view.name(column));
-            match test {
-                Test::Is(text) => format!("{column} = {}", literal(text)),
-                Test::IsNumber(number) => format!("{column} = {number}"),
-                Test::IsNull => format!("{column} IS NULL"),
-                Test::BelowMost => format!("coalesce({column}, 0) < {}", self.most()),
-                Test::Exhausted => format!("coalesce({column}, 0) >= {}", self.most()),
-                Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
-                Test::LeasePast => {
-                    format!("({column} IS NULL OR {column} < {NOW} - INTERVAL {} SECOND)", seconds(self.view.lease))
-                }
-            }
-        });
-        written.collect::<Vec<_>>().join(" AND ")
-    }
-
-    /// How often a row may fail.
-    fn most(&self) -> String {
-        match self.view.scheme.own_most {
-            Some(own) => format!("coalesce({}, {})", quote(&self.view.name(own)), self.view.most),
-            None => self.view.most.to_string(),
-        }
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)]) -> String {
+        tests(&self.view, of)
     }
 
     /// Sets a row done that has failed for good, if it still has; says whether it had.
@@ -301,9 +285,11 @@ impl MyStore {
     }
 
     /// What is set; `refused` are the rows with their reasons and pauses.
-    fn sets(&self, table: &CatalogTable, sets: Sets, refused: &[Refused<'_>]) -> String {
+    pub(in crate::source) fn sets(&self, table: &CatalogTable, sets: Sets, refused: &[Refused<'_>]) -> String {
         let by_row = |value: &dyn Fn(&Refused<'_>) -> String| self.by_row(refused, value);
-        let written = sets.iter().map(|(column, set)| {
+        // What marking merely clears need not be there.
+        let there = sets.iter().filter(|(column, set)| *set != Set::Null || table.has(&self.view.name(column)));
+        let written = there.map(|(column, set)| {
             let name = self.view.name(column);
             let kind = table.column(&name).map_or("", |column| column.column_type.as_str());
             // Longer than any message that helps; a column of text takes 65,535 bytes.
@@ -318,6 +304,11 @@ impl MyStore {
                 Set::Worker => literal(&self.view.worker),
                 Set::LeaseEnd => format!("{NOW} + INTERVAL {} SECOND", seconds(self.view.lease)),
                 Set::OneMore => format!("coalesce({column}, 0) + 1"),
+                Set::AllTries => {
+                    let most = self.view.scheme.own_most.map(|own| quote(&self.view.name(own)));
+                    let most = format!("coalesce({}, {})", most.as_deref().unwrap_or("NULL"), self.view.most);
+                    format!("greatest(coalesce({column}, 0) + 1, {most})")
+                }
                 Set::Why => by_row(&|row| cut(row.why)),
                 Set::Code => by_row(&|row| cut(code(row.why))),
                 Set::NextTry => by_row(&|row| format!("{NOW} + INTERVAL {} SECOND", seconds(row.pause))),
@@ -450,6 +441,38 @@ impl MyStore {
         stats.set_depth(depth);
         Ok(())
     }
+}
+
+/// How often a row may fail.
+fn most(view: &View) -> String {
+    match view.scheme.own_most {
+        Some(own) => format!("coalesce({}, {})", quote(&view.name(own)), view.most),
+        None => view.most.to_string(),
+    }
+}
+
+/// Conditions as the server takes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)]) -> String {
+    let written = tests.iter().map(|(column, test)| {
+        let column = quote(&view.name(column));
+        match test {
+            Test::Is(text) => format!("{column} = {}", literal(text)),
+            Test::IsNumber(number) => format!("{column} = {number}"),
+            Test::IsNull => format!("{column} IS NULL"),
+            Test::NoneOf(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
+                format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
+            }
+            Test::NotNumber(number) => format!("NOT ({column} <=> {number})"),
+            Test::BelowMost => format!("coalesce({column}, 0) < {}", most(view)),
+            Test::Exhausted => format!("coalesce({column}, 0) >= {}", most(view)),
+            Test::Past => format!("({column} IS NULL OR {column} < {NOW})"),
+            Test::LeasePast => {
+                format!("({column} IS NULL OR {column} < {NOW} - INTERVAL {} SECOND)", seconds(view.lease))
+            }
+        }
+    });
+    written.collect::<Vec<_>>().join(" AND ")
 }
 
 async fn prepare(session: &mut Session) -> Result<(), SourceFailure> {

@@ -148,6 +148,7 @@ pub async fn open(
         reaches: Position::Event(EventPosition { transaction: u64::MAX, position: i64::MAX }),
         lineage: LINEAGE.to_owned(),
         begun: false,
+        table_first: false,
         alarm,
     })
 }

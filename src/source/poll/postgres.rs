@@ -15,7 +15,7 @@ use super::view::{MOST_KEYS, View, by_version, code, most_characters};
 use super::{Ask, Waits};
 use crate::config::PostgresSettings;
 use crate::event::{Chunk, Field, Projection};
-use crate::route::polling::{Set, Sets, Test, Tests};
+use crate::route::polling::{Set, Sets, Test};
 use crate::source::postgres::conninfo::ConnInfo;
 use crate::source::postgres::server_error::classify_sql;
 use crate::source::postgres::snapshot::set_field;
@@ -30,8 +30,8 @@ pub const EVENT_STORE_LOCK: i64 = 4_856_221_667_890_123_456;
 pub struct PgStore {
     pub session: Arc<SqlSession>,
     info: ConnInfo,
-    view: Arc<View>,
-    tables: Arc<Vec<Table>>,
+    pub view: Arc<View>,
+    pub tables: Arc<Vec<Table>>,
     projection: Projection,
     /// Where each table was left, where a claim leaves no trace.
     cursors: Vec<Option<Vec<String>>>,
@@ -41,20 +41,31 @@ pub struct PgStore {
     page: usize,
 }
 
-struct Table {
-    catalog: CatalogTable,
+pub struct Table {
+    pub catalog: CatalogTable,
     /// The type of each column that is compared, as SQL writes it.
     types: Vec<(String, String)>,
 }
 
 impl Table {
-    fn type_of(&self, column: &str) -> &str {
+    pub fn type_of(&self, column: &str) -> &str {
         self.types.iter().find(|(name, _)| name == column).map_or("text", |(_, kind)| kind)
     }
 }
 
 impl PgStore {
     pub async fn open(settings: &PostgresSettings, view: View, projection: &Projection) -> Result<Self, SourceFailure> {
+        let store = PgStore::find(settings, view, projection).await?;
+        for Table { catalog, .. } in store.tables.iter() {
+            if let Some(column) = store.view.needed().iter().find(|column| !catalog.has(column)) {
+                return Err(lacks(&catalog.quoted(), column));
+            }
+        }
+        Ok(store)
+    }
+
+    /// Whatever columns the tables have.
+    pub async fn find(settings: &PostgresSettings, view: View, projection: &Projection) -> Result<Self, SourceFailure> {
         let info = postgres::conninfo(settings)?;
         let session = Arc::new(sql::connect(&info).await?);
         let info = info.pinned_to(session.host());
@@ -62,9 +73,6 @@ impl PgStore {
         judge::refuse(judge::tables(&missing, &tables, projection))?;
         let mut described = Vec::new();
         for catalog in tables.catalog {
-            if let Some(column) = view.needed().iter().find(|column| !catalog.has(column)) {
-                return Err(lacks(&catalog.quoted(), column));
-            }
             let statement = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_catalog.pg_attribute
                              WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped";
             let types = session.query(statement, &[&catalog.oid]).await.map_err(|error| session.classify(&error))?;
@@ -323,30 +331,8 @@ impl PgStore {
         }
     }
 
-    fn tests(&self, tests: Tests, table: &str) -> String {
-        let written = tests.iter().map(|(column, test)| {
-            let column = format!("{table}.{}", quote(&self.view.name(column)));
-            match test {
-                Test::Is(text) => format!("{column} = {}", literal(text)),
-                Test::IsNumber(number) => format!("{column} = {number}"),
-                Test::IsNull => format!("{column} IS NULL"),
-                Test::BelowMost => format!("coalesce({column}, 0) < {}", self.most(table)),
-                Test::Exhausted => format!("coalesce({column}, 0) >= {}", self.most(table)),
-                Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
-                Test::LeasePast => {
-                    format!("({column} IS NULL OR {column} < clock_timestamp() - {})", self.lease())
-                }
-            }
-        });
-        written.collect::<Vec<_>>().join(" AND ")
-    }
-
-    /// How often a row may fail.
-    fn most(&self, table: &str) -> String {
-        match self.view.scheme.own_most {
-            Some(own) => format!("coalesce({table}.{}, {})", quote(&self.view.name(own)), self.view.most),
-            None => self.view.most.to_string(),
-        }
+    pub(in crate::source) fn tests(&self, of: &[(&str, Test)], table: &str) -> String {
+        tests(&self.view, of, table)
     }
 
     /// Sets a row done that has failed for good, if it still has; says whether it had.
@@ -365,13 +351,11 @@ impl PgStore {
         settled.map(|rows| rows > 0).map_err(|error| classify_sql(&error, &format!("marking {}", of.catalog.quoted())))
     }
 
-    fn lease(&self) -> String {
-        format!("interval '{} milliseconds'", self.view.lease.as_millis())
-    }
-
     /// What is set; `v` has the reason and the pause of a row that was refused.
-    fn sets(&self, table: &Table, sets: Sets) -> String {
-        let written = sets.iter().map(|(column, set)| {
+    pub(in crate::source) fn sets(&self, table: &Table, sets: Sets) -> String {
+        // What marking merely clears need not be there.
+        let there = sets.iter().filter(|(column, set)| *set != Set::Null || table.catalog.has(&self.view.name(column)));
+        let written = there.map(|(column, set)| {
             let name = self.view.name(column);
             let cut = |text: &str| match most_characters(table.type_of(&name)) {
                 Some(most) => format!("left({text}, {most})"),
@@ -384,8 +368,13 @@ impl PgStore {
                 Set::Null => "NULL".to_owned(),
                 Set::Now => "clock_timestamp()".to_owned(),
                 Set::Worker => literal(&self.view.worker),
-                Set::LeaseEnd => format!("clock_timestamp() + {}", self.lease()),
+                Set::LeaseEnd => format!("clock_timestamp() + {}", lease(&self.view)),
                 Set::OneMore => format!("coalesce(t.{column}, 0) + 1"),
+                Set::AllTries => {
+                    let most = self.view.scheme.own_most.map(|own| format!("t.{}", quote(&self.view.name(own))));
+                    let most = format!("coalesce({}, {})", most.as_deref().unwrap_or("NULL"), self.view.most);
+                    format!("greatest(coalesce(t.{column}, 0) + 1, {most})")
+                }
                 Set::Why => cut("v.why"),
                 Set::Code => cut("v.code"),
                 Set::NextTry => "clock_timestamp() + v.pause * interval '1 millisecond'".to_owned(),
@@ -441,7 +430,7 @@ impl PgStore {
             of.type_of(&self.view.id),
             self.still_ours(),
         );
-        self.run(table, &statement, &[&ids]).await
+        self.run(table, &statement, &[&ids]).await.map(|_| ())
     }
 
     async fn refused(&mut self, table: u32, sets: Sets, rows: &[Refused<'_>]) -> Result<(), SourceFailure> {
@@ -462,23 +451,24 @@ impl PgStore {
         let codes: Vec<_> = rows.iter().map(|row| code(row.why)).collect();
         let pauses: Vec<_> = rows.iter().map(|row| row.pause.as_millis() as f64).collect();
         let attempts: Vec<_> = rows.iter().map(|row| i64::from(row.attempts)).collect();
-        self.run(table, &statement, &[&ids, &whys, &codes, &pauses, &attempts]).await
+        self.run(table, &statement, &[&ids, &whys, &codes, &pauses, &attempts]).await.map(|_| ())
     }
 
-    async fn run(
+    /// Runs a statement that is planned once; says how many rows it touched.
+    pub(in crate::source) async fn run(
         &mut self,
         table: u32,
         statement: &str,
         values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Result<(), SourceFailure> {
+    ) -> Result<u64, SourceFailure> {
         let on = format!("marking rows of {}", self.tables[table as usize].catalog.quoted());
         let failed = |error: tokio_postgres::Error| classify_sql(&error, &on);
         if !self.prepared.contains_key(statement) {
             let prepared = self.session.prepare(statement).await.map_err(failed)?;
             self.prepared.insert(statement.to_owned(), prepared);
         }
-        let Some(prepared) = self.prepared.get(statement) else { return Ok(()) };
-        self.session.execute(prepared, values).await.map(|_| ()).map_err(failed)
+        let Some(prepared) = self.prepared.get(statement) else { return Ok(0) };
+        self.session.execute(prepared, values).await.map_err(failed)
     }
 
     /// Gives back what somebody has claimed: all of it, or what the lease has ended for.
@@ -557,6 +547,42 @@ impl PgStore {
         }
         Ok(())
     }
+}
+
+fn lease(view: &View) -> String {
+    format!("interval '{} milliseconds'", view.lease.as_millis())
+}
+
+/// How often a row may fail.
+fn most(view: &View, table: &str) -> String {
+    match view.scheme.own_most {
+        Some(own) => format!("coalesce({table}.{}, {})", quote(&view.name(own)), view.most),
+        None => view.most.to_string(),
+    }
+}
+
+/// Conditions as SQL writes them.
+pub(in crate::source) fn tests(view: &View, tests: &[(&str, Test)], table: &str) -> String {
+    let written = tests.iter().map(|(column, test)| {
+        let column = format!("{table}.{}", quote(&view.name(column)));
+        match test {
+            Test::Is(text) => format!("{column} = {}", literal(text)),
+            Test::IsNumber(number) => format!("{column} = {number}"),
+            Test::IsNull => format!("{column} IS NULL"),
+            Test::NoneOf(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
+                format!("({column} IN ({})) IS NOT TRUE", texts.join(", "))
+            }
+            Test::NotNumber(number) => format!("{column} IS DISTINCT FROM {number}"),
+            Test::BelowMost => format!("coalesce({column}, 0) < {}", most(view, table)),
+            Test::Exhausted => format!("coalesce({column}, 0) >= {}", most(view, table)),
+            Test::Past => format!("({column} IS NULL OR {column} < clock_timestamp())"),
+            Test::LeasePast => {
+                format!("({column} IS NULL OR {column} < clock_timestamp() - {})", lease(view))
+            }
+        }
+    });
+    written.collect::<Vec<_>>().join(" AND ")
 }
 
 /// The channel that the trigger of a table notifies: at most 63 bytes.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::config::{PollSettings, RouteSettings};
+use crate::config::{MarkSettings, PollSettings, RouteSettings};
 use crate::route::layout::{Kind, Layout, Role};
-use crate::route::polling::Polling;
+use crate::route::polling::{PUBLISHED_COLUMN, Polling};
 
 /// The names of a table's columns, and what is set in them.
 #[derive(Clone, Debug)]
@@ -24,31 +24,54 @@ pub struct View {
     renamed: Vec<(&'static str, String)>,
     /// Documents of this layout are in camel case.
     camel: bool,
+    /// The columns that a table must have besides those of its records.
+    needed: Vec<String>,
 }
 
 impl View {
+    /// For polling.
     pub fn of(settings: &PollSettings, route: &RouteSettings, kind: Kind) -> Self {
+        let mut view = View::new(settings.scheme, settings.patience.most, route, kind);
+        (view.lease, view.batch) = (settings.lease, settings.batch);
+        view.worker.clone_from(&settings.worker);
+        let own = settings.scheme.columns().into_iter().map(|column| view.name(column));
+        view.needed = own.chain(view.order.iter().cloned()).chain(view.key.clone()).collect();
+        view.needed.sort_unstable();
+        view.needed.dedup();
+        view
+    }
+
+    /// For writing back what was delivered from the log.
+    pub fn of_marks(settings: &MarkSettings, route: &RouteSettings, kind: Kind) -> Self {
+        let mut view = View::new(settings.scheme, settings.most, route, kind);
+        view.needed = settings.scheme.marks().into_iter().map(|column| view.name(column)).collect();
+        view
+    }
+
+    fn new(scheme: &'static Polling, most: u32, route: &RouteSettings, kind: Kind) -> Self {
         let layout = Layout::named(&route.layout);
         let mut renamed = Vec::new();
         for (name, role) in Role::ALL {
             let chosen = route.columns.iter().rev().find(|(of, _)| of == name).map(|(_, column)| column.clone());
             let own = layout.and_then(|layout| layout.column(role)).map(|(column, _)| column);
+            let own = if role == Role::Published { Some(PUBLISHED_COLUMN) } else { own };
             if let (Some(own), Some(chosen)) = (own, chosen) {
                 renamed.push((own, chosen));
             }
         }
         let camel = kind == Kind::Mongo && route.layout == "message-group";
         let mut view = View {
-            scheme: settings.scheme,
+            scheme,
             id: String::new(),
             key: None,
             order: Vec::new(),
-            most: settings.patience.most,
-            lease: settings.lease,
-            batch: settings.batch,
-            worker: settings.worker.clone(),
+            most,
+            lease: scheme.lease,
+            batch: scheme.batch,
+            worker: String::new(),
             renamed,
             camel,
+            needed: Vec::new(),
         };
         let column_of = |role| layout.and_then(|layout| layout.column(role)).map(|(column, _)| column);
         view.id = column_of(Role::Id).map(|column| view.name(column)).unwrap_or_default();
@@ -56,7 +79,7 @@ impl View {
         let chosen = route.columns.iter().rev().find(|(of, _)| of == "key").map(|(_, column)| column.clone());
         let key = chosen.or_else(|| column_of(Role::Key).map(|column| view.name(column)));
         view.key = key.filter(|column| !column.starts_with('/'));
-        let order = if kind == Kind::Mongo { settings.scheme.document_order } else { settings.scheme.order };
+        let order = if kind == Kind::Mongo { scheme.document_order } else { scheme.order };
         view.order = order.iter().map(|column| view.name(column)).collect();
         let id = if kind == Kind::Mongo && view.id.is_empty() { "_id".to_owned() } else { view.id.clone() };
         view.order.push(id);
@@ -72,14 +95,28 @@ impl View {
         if self.camel { camel(column) } else { column.to_owned() }
     }
 
+    /// The order of rows that are not marked, as SQL writes it, where the table has the columns for it. Of a group whose rows
+    /// have an order of their own, none comes before one that it follows, whatever their times say.
+    pub fn sql_order(&self, has: impl Fn(&str) -> bool, quote: impl Fn(&str) -> String) -> Option<String> {
+        if self.scheme.order.is_empty() || !self.order.iter().all(|column| has(column)) {
+            return None;
+        }
+        let quoted: Vec<_> = self.order.iter().map(|column| quote(column)).collect();
+        let Some((group, version)) = self.scheme.within.map(|(group, version)| (self.name(group), self.name(version)))
+        else {
+            return Some(quoted.join(", "));
+        };
+        let (first, version, id) = (&quoted[0], quote(&version), &quoted[quoted.len() - 1]);
+        let latest = format!(
+            "max({first}) OVER (PARTITION BY {} ORDER BY {version}, {id} ROWS UNBOUNDED PRECEDING)",
+            quote(&group)
+        );
+        Some(format!("{latest}, {version}, {id}"))
+    }
+
     /// The columns that a table must have besides those of its records.
-    pub fn needed(&self) -> Vec<String> {
-        let mut needed: Vec<_> = self.scheme.columns().into_iter().map(|column| self.name(column)).collect();
-        needed.extend(self.order.iter().cloned());
-        needed.extend(self.key.clone());
-        needed.sort_unstable();
-        needed.dedup();
-        needed
+    pub fn needed(&self) -> &[String] {
+        &self.needed
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::server_error::{classify_sql, made_meanwhile};
 use super::sql::SqlSession;
-use super::tables::literal;
+use super::tables::{literal, quote};
 pub use crate::checkpoint::SnapshotState;
 use crate::position::Lsn;
 use crate::source::SourceFailure;
@@ -46,6 +46,33 @@ pub async fn create_table(session: &SqlSession) -> Result<(), SourceFailure> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Lets the table hold a backfill, if it was made before there were any.
+pub async fn allow_backfill(session: &SqlSession) -> Result<(), SourceFailure> {
+    let failed = |error: tokio_postgres::Error| classify_sql(&error, "looking at outboxd_checkpoint");
+    let old = session
+        .query_opt(
+            "SELECT conname::text FROM pg_catalog.pg_constraint
+             WHERE conrelid = to_regclass('outboxd_checkpoint') AND contype = 'c'
+               AND pg_get_constraintdef(oid) LIKE '%''pending''%' AND pg_get_constraintdef(oid) NOT LIKE '%''backfill''%'",
+            &[],
+        )
+        .await
+        .map_err(failed)?;
+    let Some(name) = old.map(|row| row.get::<_, String>(0)) else { return Ok(()) };
+    let alter = format!(
+        "ALTER TABLE outboxd_checkpoint DROP CONSTRAINT {}, \
+         ADD CHECK (snapshot IN ('none', 'pending', 'done', 'backfill'))",
+        quote(&name)
+    );
+    session.batch_execute(&alter).await.map_err(|error| match classify_sql(&error, "changing outboxd_checkpoint") {
+        SourceFailure::NotReady { what, .. } => SourceFailure::NotReady {
+            what: format!("outboxd_checkpoint was made before there were backfills, and cannot be changed: {what}"),
+            remedy: format!("{alter}; as its owner"),
+        },
+        other => other,
+    })
 }
 
 pub async fn load(session: &SqlSession, pipeline: &str) -> Result<Option<Checkpoint>, SourceFailure> {

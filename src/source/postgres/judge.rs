@@ -88,6 +88,14 @@ pub fn checkpoint_table(exists: bool, settings: &PostgresSettings) -> Option<Sou
     })
 }
 
+/// A position that is lost.
+#[derive(Debug)]
+pub struct Loss {
+    pub failure: SourceFailure,
+    /// It is the slot that is lost, of a server that is the same as before: its tables still have what was not delivered.
+    pub fillable: bool,
+}
+
 /// A lost position is told, never papered over by a new slot.
 pub fn lost(
     pipeline: &str,
@@ -95,24 +103,30 @@ pub fn lost(
     stored: Option<&Checkpoint>,
     state: Option<&SlotState>,
     server: &SystemIdentity,
-) -> Option<SourceFailure> {
+) -> Option<Loss> {
     let mut why = state.and_then(|state| state.lost().map(|why| format!("slot `{}`: {why}", settings.slot)));
-    if let Some(stored) = stored.filter(|stored| stored.snapshot != SnapshotState::Pending) {
+    let mut fillable = stored.is_some_and(|stored| stored.snapshot != SnapshotState::Pending);
+    if let Some(stored) = stored.filter(|stored| !stored.snapshot.is_under_way()) {
         if state.is_none() {
             why = Some(format!("slot `{}` is gone, and the checkpoint says that there was one", settings.slot));
         }
         if stored.timeline > server.timeline {
             let (was, is) = (stored.timeline, server.timeline);
+            fillable = false;
             why = Some(format!("the server's timeline went back from {was} to {is}"));
         }
     }
     if let Some(stored) = stored.filter(|stored| stored.system_identifier != server.system_identifier) {
         let (was, is) = (stored.system_identifier, server.system_identifier);
+        fillable = false;
         why = Some(format!("this is another server: its system identifier is {is}, the checkpoint's is {was}"));
     }
-    why.map(|why| SourceFailure::PositionLost {
-        what: slot::gap_report(pipeline, &why, stored, state, server),
-        remedy: lost_remedy(pipeline, state.map(|_| settings.slot.as_str())),
+    why.map(|why| Loss {
+        failure: SourceFailure::PositionLost {
+            what: slot::gap_report(pipeline, &why, stored, state, server),
+            remedy: lost_remedy(pipeline, state.map(|_| settings.slot.as_str())),
+        },
+        fillable,
     })
 }
 

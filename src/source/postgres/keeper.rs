@@ -92,6 +92,9 @@ impl Keeper {
         self.checkpoint.position = confirmed.max(self.checkpoint.position);
         failpoints::reach("storing")?;
         checkpoint::store(&self.session, &self.pipeline, &self.checkpoint).await?;
+        if snapshot_done {
+            self.stats.gap.end();
+        }
         Ok(failpoints::reach("stored")?)
     }
 }

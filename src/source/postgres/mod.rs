@@ -8,6 +8,7 @@
 //!   ordinary connection ◀── keeper task: checkpoint row, slot's health, shutdown alarm
 //! ```
 
+mod backfill;
 mod channel;
 pub mod checkpoint;
 pub mod conninfo;
@@ -41,9 +42,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::config::{PipelineSettings, PostgresSettings, Snapshot, Start};
+use crate::config::{OnLostPosition, PipelineSettings, PostgresSettings, Snapshot, Start};
 use crate::event::Projection;
 use crate::position::{Lsn, Position};
+use crate::source::backfill::Fill;
 use crate::source::{self, Opened, SourceFailure, SourceStats};
 use checkpoint::{Checkpoint, SnapshotState};
 use conninfo::ConnInfo;
@@ -153,8 +155,19 @@ pub async fn open(
         checkpoint::create_table(&session).await?;
     }
     let stored = checkpoint::load(&session, pipeline).await?;
-    let state = slot::state(&session, &settings.slot, version).await?;
-    refuse(judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    if of.on_lost_position == OnLostPosition::Backfill {
+        checkpoint::allow_backfill(&session).await?;
+    }
+    let mut state = slot::state(&session, &settings.slot, version).await?;
+    let loss = judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server);
+    let lost = loss.is_some();
+    let fill = match loss {
+        Some(loss) => Some(backfill::agreed(&session, of, settings, &tables, loss).await?),
+        None if stored.as_ref().is_some_and(|stored| stored.snapshot == SnapshotState::Backfill) => {
+            Some(Fill::under_way(of)?)
+        }
+        None => None,
+    };
     let known = *memory.server();
     if let Some(known) = known {
         let past = Past {
@@ -164,6 +177,10 @@ pub async fn open(
         };
         let in_recovery = connection.parameter("in_hot_standby") == Some("on");
         refuse(judge::rewound(pipeline, &past, stored.as_ref(), state.as_ref(), &server, in_recovery))?;
+    }
+    let state_before = state.clone();
+    if lost {
+        state = None;
     }
     refuse(judge::slot(settings, state.as_ref(), info.dbname()))?;
     let publication = slot::publication(&session, &settings.publication, &tables.catalog).await?;
@@ -185,7 +202,11 @@ pub async fn open(
         updated_at: String::new(),
     });
     (checkpoint.timeline, checkpoint.slot) = (server.timeline, settings.slot.clone());
-    let with_snapshot = checkpoint.snapshot == SnapshotState::Pending;
+    if lost {
+        // From here on a crash goes on with the backfill, however much of it was done.
+        backfill::begin(&session, pipeline, settings, &mut checkpoint).await?;
+    }
+    let with_snapshot = checkpoint.snapshot.is_under_way();
     if stored.is_none() && with_snapshot {
         // Remembered before the slot exists: a crash from here on makes the snapshot be redone.
         checkpoint::store(&session, pipeline, &checkpoint).await?;
@@ -197,10 +218,15 @@ pub async fn open(
             (created.consistent_point, created.snapshot)
         }
     };
+    if lost {
+        backfill::made(&session, settings).await?;
+    }
     let snapshot = match with_snapshot {
         true => {
             let session = sql::connect(&info).await?;
-            Some(SnapshotReader::begin(session, exported.as_deref(), tables.catalog.clone(), start).await?)
+            let only = fill.as_ref().map(|fill| (fill.view().clone(), stats.clone()));
+            let catalog = tables.catalog.clone();
+            Some(SnapshotReader::begin(session, exported.as_deref(), catalog, start, only).await?)
         }
         false => None,
     };
@@ -212,14 +238,20 @@ pub async fn open(
     let binary = !memory.text_only.load(Ordering::Acquire) && tables.binary_is_known(projection);
     let command = start_command(settings, start, binary);
     let stream = connection.start_replication(&command).await.map_err(|failure| match failure {
-        // The slot's log may have gone between our look and now.
+        // The slot's log may have gone between our look and now; the next look finds it so.
+        SourceFailure::PositionLost { what, .. } if of.on_lost_position == OnLostPosition::Backfill => {
+            SourceFailure::Transient { what }
+        }
         SourceFailure::PositionLost { what, .. } => SourceFailure::PositionLost {
-            what: slot::gap_report(pipeline, &what, stored.as_ref(), state.as_ref(), &server),
+            what: slot::gap_report(pipeline, &what, stored.as_ref(), state_before.as_ref(), &server),
             remedy: judge::lost_remedy(pipeline, Some(&settings.slot)),
         },
         other => other,
     })?;
     *memory.server() = Some(server);
+    if let Some(fill) = &fill {
+        fill.begin(&start.to_string(), stats);
+    }
     let address = info.describe();
     tracing::info!(source = address, slot = settings.slot, from = %start, binary, "reading the log");
 
@@ -257,6 +289,7 @@ pub async fn open(
         memory: memory.clone(),
         stall_timeout,
         address,
+        marking: of.mark,
     });
     let confirmer = Confirmer { progress, memory: memory.clone(), feedback, finish_keeper: Some(finish_keeper) };
     let caught_up_at = Position::Postgres(Lsn(memory.caught_up_at.load(Ordering::Acquire)).max(start));
@@ -267,7 +300,8 @@ pub async fn open(
         caught_up_at,
         reaches: Position::Postgres(target.max(start)),
         lineage: format!("{}/{}", server.system_identifier, server.timeline),
-        begun: stored.is_none(),
+        begun: stored.is_none() || fill.is_some(),
+        table_first: with_snapshot,
         alarm,
     })
 }

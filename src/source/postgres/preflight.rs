@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::checkpoint::{self, Checkpoint, SnapshotState};
+use super::checkpoint::{self, Checkpoint};
 use super::conninfo::{Address, ConnInfo, SslMode};
 use super::server_error::replication_remedy;
 use super::slot::{self, PublicationState, SlotState};
@@ -15,7 +15,7 @@ use crate::config::{PipelineSettings, PostgresSettings, Snapshot, TableName};
 use crate::event::Projection;
 use crate::figures;
 use crate::preflight::{Finding, Protection, Report, is_local};
-use crate::source::{SourceFailure, notes};
+use crate::source::{SourceFailure, backfill, notes};
 
 /// A slot that keeps more of the log than this is worth a warning.
 const MUCH_RETAINED: u64 = 1 << 30;
@@ -65,7 +65,7 @@ async fn look(
     report.on(format!("pipeline {pipeline}"));
     if let (Some(state), Some(stored), Some(server)) = (&state, &stored, &server) {
         match judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), server) {
-            Some(failure) => report.refused("position", failure),
+            Some(loss) => backfill::report_loss(report, of, loss.failure, loss.fillable),
             None => position(report, stored.as_ref(), state.as_ref()),
         }
     }
@@ -91,7 +91,7 @@ async fn look(
         report.refused("publication", failure);
     }
     let snapshot = match stored.flatten() {
-        Some(stored) => stored.snapshot == SnapshotState::Pending,
+        Some(stored) => stored.snapshot.is_under_way(),
         None => settings.snapshot == Snapshot::Existing,
     };
     if snapshot {

@@ -84,6 +84,8 @@ pub struct Reader {
     memory: Arc<Memory>,
     stall_timeout: Duration,
     address: String,
+    /// Whether rows are marked, for which their transactions must be known.
+    marking: bool,
 }
 
 /// Tells a backlog from single commits by what the last moment brought. Reads count as well as bytes: a reader that
@@ -141,6 +143,7 @@ pub struct Parts {
     pub memory: Arc<Memory>,
     pub stall_timeout: Duration,
     pub address: String,
+    pub marking: bool,
 }
 
 /// Why decoding stopped.
@@ -177,6 +180,7 @@ impl Reader {
             memory: parts.memory,
             stall_timeout: parts.stall_timeout,
             address: parts.address,
+            marking: parts.marking,
         }
     }
 
@@ -499,6 +503,9 @@ impl Reader {
         if !transaction.listed {
             transaction.listed = true;
             let begin = transaction.begin;
+            if self.marking {
+                chunk.transaction_ids.push(begin.xid);
+            }
             chunk.begin_commit(Commit { id: CommitId::Postgres(begin.final_lsn), committed_at: begin.commit_time });
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Whether a pipeline has delivered all that was committed before a place in the log, asked from outside of it.
 
-use super::checkpoint::{self, SnapshotState};
+use super::checkpoint;
 use super::server_error::classify_sql;
 use super::slot;
 use super::tables::quote;
@@ -22,9 +22,10 @@ pub async fn settled(settings: &PostgresSettings, pipeline: &str, upto: Lsn) -> 
     };
     let state = slot::state(&session, &settings.slot, version).await?;
     let server = setup::identity(&session).await?;
-    judge::refuse(judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server))?;
+    let lost = judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server);
+    judge::refuse(lost.map(|loss| loss.failure))?;
     let (Some(stored), Some(state)) = (stored, state) else { return Err(unpositioned(pipeline)) };
-    if stored.snapshot == SnapshotState::Pending {
+    if stored.snapshot.is_under_way() {
         return Ok(Settled::snapshot_pending(pipeline));
     }
     let confirmed = state.confirmed.unwrap_or_default().max(stored.position);

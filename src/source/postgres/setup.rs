@@ -193,7 +193,8 @@ async fn plan(session: &Arc<SqlSession>, wanted: &Wanted<'_>) -> Result<Plan, So
     let stored = if has_checkpoints { checkpoint::load(session, &wanted.of.name).await? } else { None };
     let state = slot::state(session, &settings.slot, version).await?;
     let server = identity(session).await?;
-    refuse(judge::lost(&wanted.of.name, settings, stored.as_ref(), state.as_ref(), &server))?;
+    let loss = judge::lost(&wanted.of.name, settings, stored.as_ref(), state.as_ref(), &server);
+    refuse(loss.map(|loss| loss.failure))?;
     let database: String = session
         .query_one("SELECT pg_catalog.current_database()::text", &[])
         .await
@@ -254,8 +255,8 @@ fn create_schema(schema: &str) -> Step {
     Step::new(format!("schema {schema}"), format!("CREATE SCHEMA IF NOT EXISTS {}", quote(schema)))
 }
 
-fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
-    let template = match wanted.of.route.layout.as_str() {
+fn template(layout: &str) -> &'static str {
+    match layout {
         "debezium" => DEBEZIUM,
         "entity" => ENTITY,
         "message-group" => MESSAGE_GROUP,
@@ -263,7 +264,17 @@ fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
         "occurred-on" => OCCURRED_ON,
         "produce-receive" => PRODUCE_RECEIVE,
         _ => NATIVE,
-    };
+    }
+}
+
+/// How a status column of a layout is defined.
+pub(crate) fn status_column(layout: &str, column: &str) -> Option<String> {
+    let own = if layout == "native" { NATIVE_STATUS } else { template(layout) };
+    schema::definition(own, column)
+}
+
+fn create_table(wanted: &Wanted<'_>, table: &TableName, version: u32) -> Step {
+    let template = template(&wanted.of.route.layout);
     let sql = schema::fill(template, |name| match name {
         "table" => Some(table.quoted()),
         "payload_type" => Some(wanted.payload.to_owned()),

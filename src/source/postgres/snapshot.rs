@@ -3,6 +3,10 @@
 //! The snapshot is the one the slot's creation exported, so that every row is either in it or in the stream, never in
 //! both and never in neither. After a crash in the middle that snapshot is gone: a fresh one is read instead, and what
 //! was committed between the two is delivered twice.
+//!
+//! After a lost position it is the rows that are not marked, in the layout's order, instead of all.
+
+use std::sync::Arc;
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -13,7 +17,9 @@ use super::values::{BadValue, Rendered, render_text};
 use super::walsender::SESSION_PARAMETERS;
 use crate::event::{Chunk, Commit, CommitEnd, CommitId, Field, Micros, Projection, Want};
 use crate::position::{Lsn, Position};
-use crate::source::SourceFailure;
+use crate::source::poll::View;
+use crate::source::poll::postgres::tests;
+use crate::source::{SourceFailure, SourceStats};
 
 const ROWS_PER_FETCH: usize = 1000;
 
@@ -25,7 +31,11 @@ pub struct SnapshotReader {
     open: bool,
     /// Where the stream goes on.
     end: Lsn,
+    only: Only,
 }
+
+/// How rows that are not marked are told, and where they are counted; `None`: all are read.
+pub type Only = Option<(Arc<View>, Arc<SourceStats>)>;
 
 impl SnapshotReader {
     /// Enters the snapshot: the exported one, or a fresh one.
@@ -34,6 +44,7 @@ impl SnapshotReader {
         exported: Option<&str>,
         tables: Vec<CatalogTable>,
         end: Lsn,
+        only: Only,
     ) -> Result<Self, SourceFailure> {
         let mut statements = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY".to_owned();
         if let Some(name) = exported {
@@ -49,7 +60,7 @@ impl SnapshotReader {
             .batch_execute(&statements)
             .await
             .map_err(|error| classify_sql(&error, "entering the table's snapshot"))?;
-        Ok(SnapshotReader { session, tables, current: 0, open: false, end })
+        Ok(SnapshotReader { session, tables, current: 0, open: false, end, only })
     }
 
     /// Fills the chunk with rows; true with the last one, which has the position to go on from.
@@ -61,7 +72,7 @@ impl SnapshotReader {
                 return Ok(true);
             };
             if !self.open {
-                let declare = declare(table, projection);
+                let declare = declare(table, projection, self.only.as_ref().map(|(view, _)| &**view));
                 self.session
                     .batch_execute(&declare)
                     .await
@@ -91,6 +102,9 @@ impl SnapshotReader {
                 }
             }
             if !chunk.events().is_empty() {
+                if let Some((_, stats)) = &self.only {
+                    stats.gap.read(chunk.events().len());
+                }
                 return Ok(false);
             }
             self.session
@@ -126,24 +140,31 @@ pub(crate) fn set_field(
     if want == Want::Time { Ok(()) } else { rendered }
 }
 
-/// The cursor over a table's wanted columns: by the timestamp where the layout has one, else as the rows lie.
-fn declare(table: &CatalogTable, projection: &Projection) -> String {
+/// The cursor over a table's wanted columns: by the timestamp where the layout has one, else as the rows lie. Of rows that
+/// are not marked, in the order that the layout has for them.
+fn declare(table: &CatalogTable, projection: &Projection, only: Option<&View>) -> String {
     let has = |name: &str| table.columns.iter().any(|(column, _)| column == name);
     let columns: Vec<_> =
         projection.columns().filter(|(_, name, _)| has(name)).map(|(_, name, _)| quote(name)).collect();
     let time = projection.columns().find(|(_, name, want)| *want == Want::Time && has(name));
     let id = if has("id") { ", \"id\"" } else { "" };
+    let own = only.and_then(|view| view.sql_order(has, quote));
     let order = match time {
+        _ if own.is_some() => format!("ORDER BY {}", own.unwrap_or_default()),
         Some((_, name, _)) => format!("ORDER BY {}{id}", quote(name)),
         None if table.partitioned => String::new(),
         None => "ORDER BY ctid".to_owned(),
     };
-    let (columns, table) = (columns.join(", "), table.quoted());
-    format!("DECLARE outboxd_snapshot NO SCROLL CURSOR FOR SELECT {columns} FROM {table} {order}")
+    let unmarked = only.map(|view| {
+        let again = view.scheme.failed_again.map(|again| format!(" OR ({})", tests(view, again, "t")));
+        format!("t WHERE ({}){} ", tests(view, view.scheme.open, "t"), again.unwrap_or_default())
+    });
+    let (columns, table, unmarked) = (columns.join(", "), table.quoted(), unmarked.unwrap_or_default());
+    format!("DECLARE outboxd_snapshot NO SCROLL CURSOR FOR SELECT {columns} FROM {table} {unmarked}{order}")
 }
 
 #[cfg(test)]
-mod tests {
+mod declared {
     use super::*;
 
     #[test]
@@ -164,7 +185,7 @@ mod tests {
             logged: true,
             columns,
         };
-        let declared = declare(&table, &projection);
+        let declared = declare(&table, &projection, None);
         let expected = "SELECT \"payload\", \"created_at\" FROM \"a\"\"b\".\"outbox\" ORDER BY \"created_at\", \"id\"";
         assert!(declared.ends_with(expected), "{declared}");
     }

@@ -35,7 +35,7 @@ impl Found {
             false => None,
         };
         let state = slot::state(session, &settings.slot, session.server_version()).await?;
-        let lost = judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server);
+        let lost = judge::lost(pipeline, settings, stored.as_ref(), state.as_ref(), &server).map(|loss| loss.failure);
         Ok(Found { server, stored, state, lost })
     }
 

@@ -16,6 +16,7 @@ macro_rules! promised {
     };
 }
 
+mod backfill;
 mod broker_outage;
 #[cfg(feature = "failpoints")]
 mod chaos;
@@ -26,6 +27,8 @@ mod exactly_once;
 mod huge_transaction;
 mod idle_outbox;
 mod killed_relay;
+mod marking;
+mod marking_trouble;
 mod network;
 mod polling;
 mod polling_trouble;
