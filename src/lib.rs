@@ -29,6 +29,7 @@ pub mod pipeline;
 pub mod position;
 pub mod preflight;
 pub mod publisher;
+pub mod recent;
 pub mod relay;
 pub mod route;
 pub mod sink;

@@ -115,6 +115,7 @@ async fn generations(settings: &PipelineSettings, status: &PipelineStatus, stop:
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
+            () = status.told_again() => {}
             () = stop.requested() => return Ok(()),
         }
     }
@@ -193,13 +194,15 @@ impl Parts<'_> {
         let begun = tokio::select! {
             begun = self.begin(&mut prepared) => begun,
             () = stop.requested() => return Ok(Ended::Stopped),
+            () = self.status.told_again() => {
+                abandon(prepared).await;
+                return Ok(Ended::Anew);
+            }
         };
         let Begun { source, notes, notebook } = match begun {
             Ok(begun) => begun,
             Err(failure) => {
-                for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
-                    sink.abandon().await;
-                }
+                abandon(prepared).await;
                 return Err(failure);
             }
         };
@@ -235,6 +238,9 @@ impl Parts<'_> {
             // What the server has never had is of another history.
             let known = further.filter(|known| source.reaches.covers(known) && !source.start.covers(known));
             let shown = status.publishers[at].clone();
+            if let Some(id) = memory.sink.kafka_cluster() {
+                shown.writes_to_cluster(&id);
+            }
             // One of an event store that takes no part stays where it is, however far the others have come.
             let left_behind = by_table && note.state != Standing::Active;
             let noted_at = note.position.as_ref().and_then(|text| source.start.parse_alike(text));
@@ -371,6 +377,12 @@ impl Parts<'_> {
         }
         book.prepare().await?;
         Ok((notes, Some(book)))
+    }
+}
+
+async fn abandon(prepared: Vec<Prepared>) {
+    for sink in prepared.into_iter().filter_map(|publisher| publisher.sink.ok()) {
+        sink.abandon().await;
     }
 }
 

@@ -1,17 +1,19 @@
 //! What operators see of a pipeline and its publishers, and what they tell it to do. Written by the relay per chunk, read
 //! at any time.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::ack_window::Advanced;
 use crate::event::{Chunk, Micros};
 use crate::metrics::{PipelineMetrics, PublisherMetrics};
 use crate::position::Position;
+use crate::recent::{Minute, Recent};
 use crate::source::SourceStats;
 
 /// What a pipeline or a publisher is doing.
@@ -49,12 +51,28 @@ impl State {
 pub enum Order {
     Pause(Option<String>),
     Resume(Option<String>),
+    /// Begin anew from the confirmed position; who has failed is tried again.
+    Restart(Option<String>),
 }
 
 type Asked = (Order, oneshot::Sender<Result<(), String>>);
 
 /// How long an order may take.
 const ORDER_PATIENCE: Duration = Duration::from_secs(15);
+/// How often it is looked meanwhile whether there is still somebody to obey.
+const OBEDIENCE_LOOKS: Duration = Duration::from_millis(50);
+
+/// How many errors are remembered.
+const ERRORS: usize = 8;
+
+/// Something that went wrong, and how often in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastError {
+    /// The last time.
+    pub at: Micros,
+    pub what: String,
+    pub times: u32,
+}
 
 /// What is told of a pipeline and of a publisher alike.
 struct Told {
@@ -64,12 +82,21 @@ struct Told {
     last_error: Option<String>,
     /// Last time that something was read, acknowledged or confirmed, or that nothing was in flight.
     last_progress: Instant,
+    /// The newest last.
+    errors: VecDeque<PastError>,
 }
 
 impl Told {
     fn new() -> Mutex<Self> {
         let now = Instant::now();
-        Mutex::new(Told { state: State::Starting, since: now, position: None, last_error: None, last_progress: now })
+        Mutex::new(Told {
+            state: State::Starting,
+            since: now,
+            position: None,
+            last_error: None,
+            last_progress: now,
+            errors: VecDeque::new(),
+        })
     }
 
     fn of(told: &Mutex<Self>) -> MutexGuard<'_, Self> {
@@ -84,6 +111,19 @@ impl Told {
             self.last_error = None;
         }
     }
+
+    fn failed(&mut self, what: &str) {
+        self.last_error = Some(what.to_owned());
+        let at = Micros::now();
+        if let Some(last) = self.errors.back_mut().filter(|last| last.what == what) {
+            (last.at, last.times) = (at, last.times.saturating_add(1));
+            return;
+        }
+        if self.errors.len() == ERRORS {
+            self.errors.pop_front();
+        }
+        self.errors.push_back(PastError { at, what: what.to_owned(), times: 1 });
+    }
 }
 
 /// What operators see of a publisher.
@@ -97,6 +137,9 @@ pub struct PublisherStatus {
     holds_back: AtomicBool,
     /// Its sink does not answer, or asks for patience.
     sink_away: AtomicBool,
+    recent: Mutex<Recent>,
+    /// The id of the Kafka cluster that it writes to.
+    kafka_cluster: OnceLock<String>,
     told: Mutex<Told>,
 }
 
@@ -114,6 +157,10 @@ pub struct PublisherSnapshot {
     pub events: u64,
     pub dead_letters: u64,
     pub idle_for: Duration,
+    pub in_state_for: Duration,
+    pub minute: Minute,
+    /// The newest last.
+    pub errors: Vec<PastError>,
 }
 
 impl PublisherStatus {
@@ -125,6 +172,8 @@ impl PublisherStatus {
             oldest_unconfirmed: AtomicU64::new(0),
             holds_back: AtomicBool::new(false),
             sink_away: AtomicBool::new(false),
+            recent: Mutex::default(),
+            kafka_cluster: OnceLock::new(),
             told: Told::new(),
         }
     }
@@ -167,7 +216,7 @@ impl PublisherStatus {
     }
 
     pub fn failed(&self, what: &str) {
-        self.told().last_error = Some(what.to_owned());
+        self.told().failed(what);
     }
 
     /// It was handed events of the chunk.
@@ -194,9 +243,13 @@ impl PublisherStatus {
         self.in_flight.store(before.saturating_sub(advanced.events), Ordering::Relaxed);
         self.metrics.events.inc_by(advanced.events as u64);
         self.metrics.bytes.inc_by(advanced.bytes as u64);
+        let took = advanced.end.as_ref().map(|end| end.committed_at.seconds_until(Micros::now()));
+        if advanced.events > 0 {
+            self.recent().acknowledged(advanced.events, took);
+        }
         if let Some(end) = &advanced.end {
-            if advanced.events > 0 {
-                self.metrics.delivery.observe(end.committed_at.seconds_until(Micros::now()));
+            if let Some(took) = took.filter(|_| advanced.events > 0) {
+                self.metrics.delivery.observe(took);
             }
             let left = if before > advanced.events { end.committed_at.0.max(1) as u64 } else { 0 };
             self.oldest_unconfirmed.store(left, Ordering::Relaxed);
@@ -206,6 +259,19 @@ impl PublisherStatus {
         if let Some(end) = &advanced.end {
             told.position = Some(end.position.clone());
         }
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which Kafka cluster it writes to.
+    pub fn writes_to_cluster(&self, id: &str) {
+        self.kafka_cluster.get_or_init(|| id.to_owned());
+    }
+
+    pub fn kafka_cluster(&self) -> Option<&str> {
+        self.kafka_cluster.get().map(String::as_str)
     }
 
     pub fn parked(&self) {
@@ -227,6 +293,9 @@ impl PublisherStatus {
             events: self.metrics.events.get(),
             dead_letters: self.metrics.dead_letters.get(),
             idle_for: told.last_progress.elapsed(),
+            in_state_for: told.since.elapsed(),
+            minute: self.recent().minute(),
+            errors: told.errors.iter().cloned().collect(),
         }
     }
 }
@@ -241,6 +310,8 @@ pub struct PipelineStatus {
     told: Mutex<Told>,
     ask: mpsc::Sender<Asked>,
     asked: tokio::sync::Mutex<mpsc::Receiver<Asked>>,
+    /// Rung when a pipeline that waits is told to begin at once.
+    again: Notify,
 }
 
 /// A copy of what is told, for the admin address.
@@ -268,6 +339,10 @@ pub struct Snapshot {
     pub sink_connected: bool,
     pub idle_for: Duration,
     pub in_state_for: Duration,
+    /// Of all publishers.
+    pub minute: Minute,
+    /// The newest last; of a lone publisher's too.
+    pub errors: Vec<PastError>,
     /// Those that have names of their own.
     pub publishers: Vec<PublisherSnapshot>,
 }
@@ -287,6 +362,7 @@ impl PipelineStatus {
             told: Told::new(),
             ask,
             asked: tokio::sync::Mutex::new(asked),
+            again: Notify::new(),
         }
     }
 
@@ -317,7 +393,7 @@ impl PipelineStatus {
     }
 
     pub fn failed(&self, what: &str) {
-        self.told().last_error = Some(what.to_owned());
+        self.told().failed(what);
     }
 
     /// A chunk was read.
@@ -344,11 +420,9 @@ impl PipelineStatus {
     /// Tells the running pipeline to do something, and waits until it has.
     pub async fn order(&self, order: Order) -> Result<(), String> {
         let state = self.state();
-        if !matches!(state, State::Streaming | State::Paused) {
-            return Err(match state {
-                State::StandingBy => "this instance stands by: ask the one that leads".to_owned(),
-                other => format!("the pipeline is {}: try again when it streams", other.as_str()),
-            });
+        if matches!(order, Order::Restart(_)) && matches!(state, State::Starting | State::Retrying) {
+            self.again.notify_waiters();
+            return Ok(());
         }
         let (reply, answer) = oneshot::channel();
         let told = async {
@@ -356,7 +430,22 @@ impl PipelineStatus {
             answer.await.map_err(|_| "the pipeline began anew meanwhile: try again".to_owned())?
         };
         let late = |_| Err("no answer in time: try again".to_owned());
-        tokio::time::timeout(ORDER_PATIENCE, told).await.unwrap_or_else(late)
+        tokio::select! {
+            biased;
+            refusal = self.cannot_obey() => Err(refusal),
+            done = tokio::time::timeout(ORDER_PATIENCE, told) => done.unwrap_or_else(late),
+        }
+    }
+
+    /// Resolves once nobody is there to obey; one that is starting will be in a moment.
+    async fn cannot_obey(&self) -> String {
+        loop {
+            match self.state() {
+                State::Starting | State::Streaming | State::Paused => tokio::time::sleep(OBEDIENCE_LOOKS).await,
+                State::StandingBy => return "this instance stands by: ask the one that leads".to_owned(),
+                other => return format!("the pipeline is {}: try again when it streams", other.as_str()),
+            }
+        }
     }
 
     /// The next order. For the one task that obeys.
@@ -372,6 +461,11 @@ impl PipelineStatus {
         }
     }
 
+    /// Resolves when a person wants a pipeline that waits to begin at once.
+    pub async fn told_again(&self) {
+        self.again.notified().await;
+    }
+
     pub fn snapshot(&self) -> Snapshot {
         let publishers: Vec<_> = self.publishers.iter().map(|publisher| publisher.snapshot()).collect();
         let told = self.told();
@@ -379,6 +473,14 @@ impl PipelineStatus {
         let confirmed = self.confirmed.load(Ordering::Relaxed);
         let lone = publishers.len() == 1 && publishers[0].name == self.name;
         let leads = matches!(told.state, State::Streaming | State::Paused);
+        let mut minute = Minute::default();
+        publishers.iter().for_each(|one| minute.add(&one.minute));
+        let mut errors: Vec<_> = told.errors.iter().cloned().collect();
+        if lone {
+            errors.extend(publishers[0].errors.iter().cloned());
+            errors.sort_by_key(|error| error.at);
+            errors.drain(..errors.len().saturating_sub(ERRORS));
+        }
         Snapshot {
             name: self.name.clone(),
             state: told.state,
@@ -400,6 +502,8 @@ impl PipelineStatus {
             sink_connected: leads && !publishers.iter().any(|one| one.sink_away),
             idle_for: told.last_progress.elapsed(),
             in_state_for: told.since.elapsed(),
+            minute,
+            errors,
             publishers: if lone { Vec::new() } else { publishers },
         }
     }

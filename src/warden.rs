@@ -252,9 +252,10 @@ impl Warden<'_> {
     }
 
     async fn obey(&mut self, order: Order, reply: oneshot::Sender<Result<(), String>>) -> Option<Ended> {
-        let (pause, name) = match &order {
-            Order::Pause(name) => (true, name.as_deref()),
-            Order::Resume(name) => (false, name.as_deref()),
+        let (pause, restart, name) = match &order {
+            Order::Pause(name) => (true, false, name.as_deref()),
+            Order::Resume(name) => (false, false, name.as_deref()),
+            Order::Restart(name) => (false, true, name.as_deref()),
         };
         let meant: Vec<usize> =
             (0..self.wards.len()).filter(|at| name.is_none_or(|name| self.wards[*at].account.name == name)).collect();
@@ -264,17 +265,21 @@ impl Warden<'_> {
         }
         let before = self.notes.clone();
         let mut changed = false;
+        let by_table = matches!(self.settings.capture, Capture::Positions(_));
         for at in &meant {
             let ward = &self.wards[*at];
             let note = self.notes.publishers.entry(ward.account.name.clone()).or_default();
             let wanted = if pause { Standing::Paused } else { Standing::Active };
-            changed |= !pause && ward.memory.failed().is_some();
+            changed |= !pause && !restart && ward.memory.failed().is_some();
+            // A restart leaves who is paused so, and passes over no gap: for that there is resuming.
+            if restart && !(by_table && note.state == Standing::Failed) {
+                continue;
+            }
             // One whose position was let go stays so until it is resumed.
             if note.state == wanted || (pause && note.state == Standing::Failed) {
                 continue;
             }
             changed = true;
-            let by_table = matches!(self.settings.capture, Capture::Positions(_));
             if note.state == Standing::Failed && by_table {
                 note.reason.clear();
             } else if note.state == Standing::Failed {
@@ -290,8 +295,11 @@ impl Warden<'_> {
             note.state = wanted;
         }
         if !changed {
+            if restart {
+                self.forgive(&meant, by_table);
+            }
             let _ = reply.send(Ok(()));
-            return None;
+            return restart.then_some(Ended::Anew);
         }
         self.take_stock();
         if let Err(failure) = self.write().await {
@@ -300,9 +308,7 @@ impl Warden<'_> {
             return None;
         }
         if !pause {
-            for at in &meant {
-                self.wards[*at].memory.inner().failed = None;
-            }
+            self.forgive(&meant, by_table || !restart);
         }
         if pause {
             for at in meant {
@@ -319,6 +325,12 @@ impl Warden<'_> {
         }
         let _ = reply.send(Ok(()));
         (!pause).then_some(Ended::Anew)
+    }
+
+    /// Lets them be tried again, those too whose position was let go if these are meant.
+    fn forgive(&self, meant: &[usize], let_go_too: bool) {
+        let ended = |ward: &&Ward<'_>| let_go_too || !ward.account.is_let_go();
+        meant.iter().map(|at| &self.wards[*at]).filter(ended).for_each(|ward| ward.memory.forgive());
     }
 
     /// A pipeline whose publishers are all paused is paused.

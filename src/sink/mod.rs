@@ -65,6 +65,13 @@ pub struct Memory {
     rabbit: Arc<RabbitMemory>,
 }
 
+impl Memory {
+    /// The id of the Kafka cluster, once it has answered.
+    pub fn kafka_cluster(&self) -> Option<String> {
+        self.kafka.cluster()
+    }
+}
+
 /// Whose sink it is.
 pub struct Owner<'a> {
     pub pipeline: &'a str,

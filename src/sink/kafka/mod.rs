@@ -59,11 +59,17 @@ struct Learnt {
     refused: HashMap<Fingerprint, String>,
     /// Whether the cluster has ever answered: after that, trouble with it is taken to pass.
     contacted: bool,
+    /// The cluster's id.
+    cluster: Option<String>,
 }
 
 impl KafkaMemory {
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn cluster(&self) -> Option<String> {
+        self.learnt().cluster.clone()
     }
 
     /// Forgets what is known of topics, for they may have changed.
@@ -158,8 +164,9 @@ impl KafkaSink {
             producer.client().fetch_cluster_id(timeout)
         };
         match blocking(asked).await? {
-            Some(_) => {
-                self.memory.learnt().contacted = true;
+            Some(cluster) => {
+                let mut learnt = self.memory.learnt();
+                (learnt.contacted, learnt.cluster) = (true, Some(cluster));
                 Ok(())
             }
             // The context has told the window already when the cluster refused our credentials.
