@@ -7,14 +7,18 @@ mod support;
 
 mod promises {
     mod admin_address;
+    mod admin_bounds;
+    mod admin_orders;
     mod capture;
     mod commands;
+    mod connect_clients;
     mod contract;
     mod dead_letter_commands;
     mod dead_letters;
     mod demo;
     mod documentation;
     mod event_store;
+    mod event_store_routes;
     mod fan_out;
     mod fan_out_trouble;
     mod fast_shutdown_is_not_blocked;
@@ -40,6 +44,7 @@ mod promises {
     mod mysql_log;
     mod mysql_start;
     mod mysql_types;
+    mod page;
     mod payloads;
     mod poison_records;
     mod postgres_connection;

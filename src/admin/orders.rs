@@ -1,135 +1,144 @@
-//! Requests that change something: pausing and resuming. With a token they need it; without one they are taken from this
-//! machine alone, and never from a page that a browser here shows.
+//! Requests that change what a pipeline or a publisher does: pause, resume, restart.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Path, State as Shared};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use tokio::sync::oneshot;
 
-use super::Observed;
-use crate::config::Secret;
-use crate::status::Order;
+use super::{Observed, Watched};
+use crate::config::Capture;
+use crate::source::poll::operators;
+use crate::status::{Order, State};
 
-/// Who may change something.
-pub struct Guard {
-    pub token: Option<Secret>,
-    /// Nobody but this machine reaches the address.
-    pub loopback: bool,
+/// A pipeline that has ended and is to run again; answered with whether that was so.
+pub struct Revival {
+    pub pipeline: String,
+    pub reply: oneshot::Sender<bool>,
 }
 
-impl Guard {
-    fn check(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
-        let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        let host = text(header::HOST).unwrap_or_default();
-        if let Some(secret) = &self.token {
-            let unreadable = |_| (StatusCode::INTERNAL_SERVER_ERROR, "the admin token cannot be read".to_owned());
-            let token = secret.reveal().map_err(unreadable)?;
-            let given = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-            return match given {
-                Some(given) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
-                _ => {
-                    Err((StatusCode::UNAUTHORIZED, "this needs `Authorization: Bearer` and the admin token".to_owned()))
-                }
-            };
+/// How long a pipeline that has just ended may take to be known as such.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// An order that was not carried out.
+#[derive(Debug)]
+pub enum Disobeyed {
+    /// No such pipeline or publisher.
+    Unknown(String),
+    /// Not now.
+    Conflict(String),
+}
+
+impl Disobeyed {
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Disobeyed::Unknown(_) => StatusCode::NOT_FOUND,
+            Disobeyed::Conflict(_) => StatusCode::CONFLICT,
         }
-        if !self.loopback {
-            let what = "without --admin-token this is refused on an address that others reach";
-            return Err((StatusCode::FORBIDDEN, what.to_owned()));
-        }
-        // A page elsewhere that has a browser ask here; also under a name that it made lead here.
-        if text(header::ORIGIN).is_some_and(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host)) {
-            return Err((StatusCode::FORBIDDEN, "this is not for pages of other places".to_owned()));
-        }
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
-        let local = name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-        match local {
-            true => Ok(()),
-            false => Err((StatusCode::FORBIDDEN, "without --admin-token ask by the loopback address".to_owned())),
+    }
+
+    pub fn what(self) -> String {
+        match self {
+            Disobeyed::Unknown(what) | Disobeyed::Conflict(what) => what,
         }
     }
 }
 
-/// Compares without telling by its time how much is right.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+/// What is ordered, of a publisher or of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Pause,
+    Resume,
+    Restart,
 }
 
+impl Verb {
+    fn of(self, publisher: Option<String>) -> Order {
+        match self {
+            Verb::Pause => Order::Pause(publisher),
+            Verb::Resume => Order::Resume(publisher),
+            Verb::Restart => Order::Restart(publisher),
+        }
+    }
+}
+
+/// What a route of a pipeline does with it.
 pub async fn pipeline(
+    verb: Verb,
     Shared(observed): Shared<Arc<Observed>>,
-    Path((name, verb)): Path<(String, String)>,
+    Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    carry_out(&observed, &name, None, &verb, &headers).await
+    in_words(&observed, &name, None, verb, &headers).await
 }
 
 pub async fn publisher(
+    verb: Verb,
     Shared(observed): Shared<Arc<Observed>>,
-    Path((name, publisher, verb)): Path<(String, String, String)>,
+    Path((name, publisher)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Response {
-    carry_out(&observed, &name, Some(publisher), &verb, &headers).await
+    in_words(&observed, &name, Some(&publisher), verb, &headers).await
 }
 
-async fn carry_out(
+/// Answers in a line of text, which the command line passes on.
+async fn in_words(
     observed: &Observed,
     name: &str,
-    publisher: Option<String>,
-    verb: &str,
+    publisher: Option<&str>,
+    verb: Verb,
     headers: &HeaderMap,
 ) -> Response {
-    if let Err((status, what)) = observed.guard.check(headers) {
-        return (status, what + "\n").into_response();
+    if let Err(refusal) = observed.guard.check(headers) {
+        return (refusal.status, format!("{}\n", refusal.what)).into_response();
     }
-    let order = match verb {
-        "pause" => Order::Pause(publisher.clone()),
-        "resume" => Order::Resume(publisher.clone()),
-        _ => return (StatusCode::NOT_FOUND, "there are pause and resume\n").into_response(),
-    };
-    let Some(pipeline) = observed.pipelines.iter().find(|pipeline| pipeline.name() == name) else {
-        return (StatusCode::NOT_FOUND, format!("there is no pipeline `{name}`\n")).into_response();
-    };
-    let known = |publisher: &String| pipeline.publishers.iter().any(|one| one.name() == publisher);
-    if let Some(publisher) = publisher.filter(|publisher| !known(publisher)) {
-        let what = format!("pipeline `{name}` has no publisher `{publisher}`\n");
-        return (StatusCode::NOT_FOUND, what).into_response();
-    }
-    match pipeline.order(order).await {
+    match observed.order(name, publisher, verb).await {
         Ok(()) => (StatusCode::OK, "done\n").into_response(),
-        Err(what) => (StatusCode::CONFLICT, what + "\n").into_response(),
+        Err(disobeyed) => (disobeyed.status(), disobeyed.what() + "\n").into_response(),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn status(guard: &Guard, headers: &[(&'static str, &str)]) -> u16 {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.insert(*name, value.parse().unwrap());
+impl Observed {
+    /// Has a pipeline, or one of its publishers, do something, and waits until it has. Whether whoever asks may is another
+    /// question.
+    pub async fn order(&self, name: &str, publisher: Option<&str>, verb: Verb) -> Result<(), Disobeyed> {
+        let unknown = || Disobeyed::Unknown(format!("there is no pipeline `{name}`"));
+        let watched = self.find(name).ok_or_else(unknown)?;
+        let known = |publisher: &str| watched.status.publishers.iter().any(|one| one.name() == publisher);
+        if let Some(publisher) = publisher.filter(|publisher| !known(publisher)) {
+            return Err(Disobeyed::Unknown(format!("pipeline `{name}` has no publisher `{publisher}`")));
         }
-        guard.check(&map).err().map_or(200, |(status, _)| status.as_u16())
+        match (watched.status.state(), verb) {
+            (State::Failed | State::Stopped, Verb::Restart) => self.revive(watched, publisher).await,
+            (State::Failed | State::Stopped, _) => {
+                let state = watched.status.state().as_str();
+                Err(Disobeyed::Conflict(format!("the pipeline has {state}: restart it")))
+            }
+            _ => watched.status.order(verb.of(publisher.map(str::to_owned))).await.map_err(Disobeyed::Conflict),
+        }
     }
 
-    #[test]
-    fn without_a_token_only_this_machine_changes_anything_and_no_page_of_a_browser() {
-        let guard = Guard { token: None, loopback: true };
-        assert_eq!(status(&guard, &[("host", "127.0.0.1:7420")]), 200);
-        assert_eq!(status(&guard, &[("host", "[::1]:7420")]), 200);
-        assert_eq!(status(&guard, &[("host", "localhost:7420"), ("origin", "http://localhost:7420")]), 200);
-        assert_eq!(status(&guard, &[("host", "localhost:7420"), ("origin", "https://evil.example")]), 403);
-        assert_eq!(status(&guard, &[("host", "rebound.example:7420")]), 403);
-        assert_eq!(status(&guard, &[("host", "127.0.0.1:7420"), ("origin", "null")]), 403);
-        assert_eq!(status(&Guard { token: None, loopback: false }, &[("host", "127.0.0.1:7420")]), 403);
-    }
-
-    #[test]
-    fn a_token_is_needed_where_there_is_one() {
-        let guard = Guard { token: Some("s3cret".into()), loopback: true };
-        assert_eq!(status(&guard, &[("host", "127.0.0.1:7420")]), 401);
-        assert_eq!(status(&guard, &[("host", "db:1"), ("authorization", "Bearer s3cret")]), 200);
-        assert_eq!(status(&guard, &[("host", "db:1"), ("authorization", "Bearer s3creT")]), 401);
-        assert_eq!(status(&guard, &[("host", "db:1"), ("authorization", "s3cret")]), 401);
+    /// Has a pipeline that has ended run again.
+    async fn revive(&self, watched: &Watched, publisher: Option<&str>) -> Result<(), Disobeyed> {
+        if matches!(watched.settings.capture, Capture::Positions(_)) {
+            // There whoever has failed stands in the table as such.
+            let forgiven = operators::forgive(&watched.settings, publisher).await;
+            forgiven.map_err(|failure| Disobeyed::Conflict(failure.to_string()))?;
+        }
+        let asked = async {
+            loop {
+                let (reply, answer) = oneshot::channel();
+                let revival = Revival { pipeline: watched.settings.name.clone(), reply };
+                self.revivals.send(revival).await.ok()?;
+                if answer.await.ok()? {
+                    return Some(());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let late = || Disobeyed::Conflict("the process is ending".to_owned());
+        tokio::time::timeout(ENDING, asked).await.ok().flatten().ok_or_else(late)
     }
 }

@@ -1,64 +1,80 @@
 //! `outboxd run`: every pipeline of the configuration, until stopped or ended.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::admin::{self, Guard, Observed};
+use crate::admin::{self, Guard, Observed, Revival, Watched};
 use crate::cli::unexpected;
 use crate::config::{Brokers, Settings};
 use crate::failure::{ExitCode, Halt};
 use crate::metrics::Metrics;
 use crate::pipeline::{self, Stop};
+use crate::status::State;
 
 /// Runs until all pipelines have ended. The code is the highest of theirs.
 pub async fn run(mut settings: Settings) -> Result<ExitCode, Halt> {
     // Kept until the end: the in-process broker lives as long as this.
     let _embedded = embed_broker(&mut settings)?;
     let metrics = Metrics::default();
-    let statuses: Vec<_> = settings.pipelines.iter().map(|pipeline| Arc::new(metrics.status(pipeline))).collect();
+    let watch = |pipeline| Watched { status: Arc::new(metrics.status(&pipeline)), settings: Arc::new(pipeline) };
+    let watched: Vec<_> = settings.pipelines.into_iter().map(watch).collect();
+    let (revive, mut revivals) = mpsc::channel(1);
     if let Some((listener, address)) = admin::bind(&settings.process.admin).await? {
         let guard = Guard { token: settings.process.admin_token.clone(), loopback: address.ip().is_loopback() };
-        let observed = Arc::new(Observed { metrics, pipelines: statuses.clone(), guard });
-        tokio::spawn(admin::serve(listener, observed));
+        let observed = Observed::new(metrics, watched.clone(), guard, address, revive.clone());
+        tokio::spawn(admin::serve(listener, Arc::new(observed)));
     }
 
     let (stopper, stop) = Stop::new();
     let mut running = JoinSet::new();
-    for (pipeline, status) in settings.pipelines.into_iter().zip(statuses) {
+    let begin = |running: &mut JoinSet<_>, Watched { settings, status }: Watched| {
         let stop = stop.clone();
-        running.spawn(async move { (pipeline.name.clone(), pipeline::run(&pipeline, &status, &stop).await) });
-    }
+        running.spawn(async move { (settings.name.clone(), pipeline::run(&settings, &status, &stop).await) });
+    };
+    watched.iter().for_each(|one| begin(&mut running, one.clone()));
+    // Those that have ended, and how.
+    let mut ended: BTreeMap<String, Option<Halt>> = BTreeMap::new();
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let mut worst: Option<Halt> = None;
     loop {
         tokio::select! {
-            _ = terminate.recv() => stopper.send_replace(true),
-            _ = interrupt.recv() => stopper.send_replace(true),
-            ended = running.join_next() => match ended {
+            _ = terminate.recv() => { stopper.send_replace(true); }
+            _ = interrupt.recv() => { stopper.send_replace(true); }
+            Some(Revival { pipeline, reply }) = revivals.recv() => {
+                let has_ended = ended.contains_key(&pipeline) && !*stopper.borrow();
+                let one = watched.iter().find(|one| has_ended && one.settings.name == pipeline);
+                if let Some(one) = one {
+                    tracing::info!(pipeline, "runs again, as a person wants it");
+                    ended.remove(&pipeline);
+                    one.status.enter(State::Starting);
+                    begin(&mut running, one.clone());
+                }
+                let _ = reply.send(one.is_some());
+            }
+            joined = running.join_next() => match joined {
                 None => break,
                 Some(Err(died)) => return Err(unexpected(format!("a pipeline died: {died}"))),
                 Some(Ok((name, Ok(())))) => {
                     tracing::info!(pipeline = name, "ended");
-                    false
+                    ended.insert(name, None);
                 }
                 Some(Ok((name, Err(halt)))) => {
                     tracing::error!(pipeline = name, code = halt.code as u8, "{halt}");
                     if settings.process.fail_fast {
                         stopper.send_replace(true);
                     }
-                    if worst.as_ref().is_none_or(|worst| worst.code < halt.code) {
-                        worst = Some(halt);
-                    }
-                    false
+                    ended.insert(name, Some(halt));
                 }
             },
-        };
+        }
     }
+    let worst = ended.into_values().flatten().max_by_key(|halt| halt.code);
     worst.map_or(Ok(ExitCode::Done), Err)
 }
 

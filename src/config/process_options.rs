@@ -18,7 +18,7 @@ pub struct ProcessOptions {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Address of health, metrics and status, or `off`
+    /// Address of the page, health, metrics and orders, or `off`
     ///
     /// When the default is taken a free port is used and said; a taken address that was asked for is exit 2.
     #[arg(
@@ -30,7 +30,7 @@ pub struct ProcessOptions {
     )]
     pub admin: Option<String>,
 
-    /// Token for admin requests that change state; without one they are refused unless the address is loopback
+    /// Token for admin requests that change something or show payloads; without one they are refused unless the address is loopback
     #[arg(long, env = "OUTBOXD_ADMIN_TOKEN", value_name = "TOKEN", help_heading = "Operation")]
     pub admin_token: Option<Secret>,
 

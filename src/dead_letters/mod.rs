@@ -15,6 +15,7 @@ pub mod mongodb;
 pub mod mysql;
 pub mod postgres;
 pub mod replay;
+pub mod store;
 pub mod topic;
 pub mod writer;
 

@@ -4,7 +4,9 @@
 //! A server that is missing makes a test fail, never pass. Waiting is always for a condition, with a deadline that a
 //! busy machine keeps.
 
+pub mod admin;
 mod binlog;
+mod browser;
 mod command;
 mod database;
 mod delivery;
@@ -22,10 +24,12 @@ mod rabbitmq;
 mod relay;
 mod replica_set;
 pub mod shop;
+mod tools;
 mod topic;
 
 pub use self::mongodb::{MongoDatabase, MongoWriter, mongodb_client, mongodb_url};
 pub use binlog::{Numbers, a_moment, add, ends, on_both, texts, until_log, until_reading, values};
+pub use browser::Browser;
 pub use command::{Checked, Found, check, outboxd};
 pub use database::{Database, Server, parse_lsn, show_lsn};
 pub use delivery::{Delivered, Expected, Writer};
@@ -41,6 +45,7 @@ pub use queue::{Exchange, Message, Queue};
 pub use rabbitmq::PrivateRabbit;
 pub use relay::Relay;
 pub use replica_set::PrivateMongo;
+pub use tools::script;
 pub use topic::{Record, Topic, TopicReader, shared_kafka};
 
 use std::net::TcpListener;

@@ -18,6 +18,7 @@ pub mod keeper;
 pub mod ledger;
 mod mongodb;
 mod mysql;
+pub mod operators;
 pub mod positions;
 pub mod postgres;
 pub mod progress;

@@ -199,7 +199,7 @@ fn one_table(mut catalog: Vec<CatalogTable>) -> Result<CatalogTable, SourceFailu
 }
 
 /// What the layout's position is called here.
-fn id_column(of: &PipelineSettings) -> String {
+pub(super) fn id_column(of: &PipelineSettings) -> String {
     let chosen = of.route.columns.iter().rev().find(|(role, _)| role == "id").map(|(_, column)| column.clone());
     chosen.unwrap_or_else(|| "position".to_owned())
 }

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio_postgres::types::ToSql;
 
 use crate::checkpoint::publishers::{PublisherNote, PublisherNotes, Standing};
-use crate::config::{Capture, PipelineSettings, SinkSettings};
+use crate::config::{Capture, PipelineSettings, PublisherSettings, SinkSettings};
 use crate::position::EventPosition;
 use crate::source::SourceFailure;
 use crate::source::postgres::server_error::classify_sql;
@@ -44,16 +44,19 @@ fn trouble(error: &tokio_postgres::Error) -> SourceFailure {
     classify_sql(error, "reading or writing outbox_topic_progress")
 }
 
+/// The topic of a publisher's row.
+pub fn topic_of(publisher: &PublisherSettings) -> String {
+    // Elsewhere than in Kafka a topic is a path or a routing key, made of an event's fields.
+    let topic = match publisher.sink {
+        SinkSettings::Kafka => publisher.route.topic.as_ref(),
+        _ => None,
+    };
+    topic.unwrap_or(&publisher.name).clone()
+}
+
 impl Progress {
     pub fn of(settings: &PipelineSettings, session: Arc<SqlSession>, remembered: Arc<Remembered>) -> Self {
-        let pair = |publisher: &crate::config::PublisherSettings| {
-            // Elsewhere than in Kafka a topic is a path or a routing key, made of an event's fields.
-            let topic = match publisher.sink {
-                SinkSettings::Kafka => publisher.route.topic.as_ref(),
-                _ => None,
-            };
-            (publisher.name.clone(), topic.unwrap_or(&publisher.name).clone())
-        };
+        let pair = |publisher: &PublisherSettings| (publisher.name.clone(), topic_of(publisher));
         let worker = match &settings.capture {
             Capture::Positions(capture) => capture.worker.clone(),
             _ => String::new(),
