@@ -16,7 +16,6 @@ mod promises {
     mod dead_letters_at_work;
     mod demo;
     mod documentation;
-    mod documented_commands;
     mod event_store;
     mod fan_out;
     mod fan_out_trouble;
